@@ -1,0 +1,383 @@
+"""Every message that crosses a wire. docs/architecture.md says which wire carries which.
+
+On the client wire `request` is the client's own number for the call; on the internal wires it is the RequestId that
+the tokenizer gave. Arrays are one-dimensional; int32 unless said otherwise.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+
+from runtime.codec import Codec
+from runtime.sampling import SamplingParams
+from runtime.types import IntArray, Json, LongArray, RequestId, Slot
+
+CODEC = Codec()
+message = dataclass(frozen=True, slots=True, kw_only=True)
+
+
+class FinishReason(StrEnum):
+    """Why a request ended, as the user reads it."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class FinishCode(IntEnum):
+    """The same inside TokenBatch's arrays, NOT_YET where the request goes on."""
+
+    NOT_YET = 0
+    STOP = 1
+    LENGTH = 2
+
+
+# ---- client → tokenizer -----------------------------------------------------------------------
+
+
+@CODEC.register(1)
+@message
+class Hello:
+    """The first message of a connection, and its heartbeat: sent every 2 s."""
+
+
+@CODEC.register(2)
+@message
+class Generate:
+    """One prompt to complete; exactly one of text, token_ids and chat is given.
+
+    chat: {"messages": [{"role": str, "content": str}, …], and what else the chat template is given}.
+    stream: a Chunk per step with new text, else one final Chunk with everything.
+    timeout_s: the request is aborted this long after its arrival.
+    """
+
+    request: int
+    text: str | None
+    token_ids: IntArray | None
+    chat: Json | None
+    sampling: SamplingParams
+    stream: bool
+    timeout_s: float | None
+
+
+@CODEC.register(3)
+@message
+class Abort:
+    """End the request; it is answered with a final Chunk whose finish_reason is abort."""
+
+    request: RequestId
+
+
+@CODEC.register(4)
+@message
+class Tokenize:
+    """Token ids of a text or of a chat (as in Generate) → Tokenized."""
+
+    request: int
+    text: str | None
+    chat: Json | None
+    add_special_tokens: bool
+
+
+@CODEC.register(5)
+@message
+class Detokenize:
+    """The text of token ids → Detokenized."""
+
+    request: int
+    token_ids: IntArray
+    skip_special_tokens: bool
+
+
+@CODEC.register(6)
+@message
+class Stats:
+    """Counters of the scheduler → StatsReply."""
+
+    request: RequestId
+
+
+@CODEC.register(7)
+@message
+class FlushCache:
+    """Forget all cached pages that no running request uses → Flushed."""
+
+    request: RequestId
+
+
+# ---- tokenizer → client -----------------------------------------------------------------------
+
+
+@CODEC.register(20)
+@message
+class Welcome:
+    """Answers Hello: what is served here."""
+
+    model: str
+    vocab_size: int
+    max_seq_len: int
+    eos_token_ids: tuple[int, ...]
+    server_id: str
+    """Changes with every server start, so that a reconnected client knows whom it talks to."""
+
+
+@CODEC.register(21)
+@message
+class Chunk:
+    """News of one request: output tokens from index `offset` on, and the text they add.
+
+    The last Chunk of a request has a finish_reason; usage counts are final there.
+    """
+
+    request: int
+    offset: int
+    token_ids: IntArray
+    text: str
+    finish_reason: FinishReason | None
+    matched_stop: str | None
+    """The stop string that ended the text, if one did."""
+    num_prompt_tokens: int
+    num_cached_tokens: int
+
+
+@CODEC.register(22)
+@message
+class Chunks:
+    """One step's news for one client."""
+
+    items: tuple[Chunk, ...]
+
+
+@CODEC.register(23)
+@message
+class Failed:
+    """The call `request` was refused or broke; None: the whole connection is refused."""
+
+    request: int | None
+    kind: str
+    text: str
+
+
+@CODEC.register(24)
+@message
+class Tokenized:
+    """Answers Tokenize; `text` is what was tokenized (a chat after its template)."""
+
+    request: int
+    token_ids: IntArray
+    text: str
+
+
+@CODEC.register(25)
+@message
+class Detokenized:
+    """Answers Detokenize."""
+
+    request: int
+    text: str
+
+
+@CODEC.register(26)
+@message
+class StatsReply:
+    """Answers Stats: scheduler → tokenizer → client."""
+
+    request: RequestId
+    stats: Json
+
+
+@CODEC.register(27)
+@message
+class Flushed:
+    """Answers FlushCache: scheduler → tokenizer → client."""
+
+    request: RequestId
+    num_pages: int
+
+
+# ---- tokenizer → scheduler (and Abort, Stats, FlushCache) -------------------------------------
+
+
+@CODEC.register(40)
+@message
+class Submit:
+    """A new request. `sampling.seed` and `sampling.max_tokens` are resolved, never None.
+
+    stop_ids: all token ids that end it (end-of-sequence unless ignored, and the request's own).
+    """
+
+    request: RequestId
+    arrival: int
+    token_ids: IntArray
+    sampling: SamplingParams
+    stop_ids: tuple[int, ...]
+    deadline_s: float | None
+
+
+@CODEC.register(41)
+@message
+class Finish:
+    """A stop string was found: the request ends with its first `keep` output tokens."""
+
+    request: RequestId
+    keep: int
+
+
+# ---- scheduler → tokenizer (and StatsReply, Flushed) ------------------------------------------
+
+
+@CODEC.register(60)
+@message
+class TokenBatch:
+    """The new tokens of one step; all arrays have one entry per token.
+
+    offsets: the token's index among its request's outputs. reasons: FinishCode of the request after it.
+    cached: prompt tokens of the request that came from the cache when it was first admitted.
+    """
+
+    requests: LongArray
+    offsets: IntArray
+    tokens: IntArray
+    reasons: IntArray
+    cached: IntArray
+
+
+@CODEC.register(61)
+@message
+class Ended:
+    """The request ended without a new token: aborted, past its deadline, or by Finish."""
+
+    request: RequestId
+    reason: FinishReason
+    text: str | None
+    """What to tell the user where it was not the user's own wish."""
+
+
+@CODEC.register(62)
+@message
+class Rejected:
+    """The request was never admitted; kind as in runtime.errors.KINDS."""
+
+    request: RequestId
+    kind: str
+    text: str
+
+
+# ---- scheduler ↔ worker -----------------------------------------------------------------------
+
+
+@message
+class SlotSetup:
+    """A request takes a slot: what the worker keeps for it until the next set-up of that slot."""
+
+    slot: Slot
+    request: RequestId
+    prompt_len: int
+    sampling: SamplingParams
+    stop_ids: tuple[int, ...]
+
+
+@CODEC.register(80)
+@message
+class StepPlan:
+    """One forward pass. Deltas take effect when the step starts, in the order of the fields.
+
+    setups: slots newly given to a request.
+    write_slots, write_starts, write_lens [w] and write_ids [sum of write_lens]: known token ids for the token table.
+    page_slots, page_indices, page_ids [p]: page_table[slot, index] = id.
+    seg_slots, seg_starts, seg_lens, seg_samples [s]: compute tokens start … start+len-1 of the slot's sequence; where
+    seg_samples is 1 the segment ends at the last known token and the next token, at position start+len, is sampled.
+    out_loc [sum of seg_lens]: the KV index each token's key and value are written to, in segment order. The tokens'
+    positions follow from the segments.
+    """
+
+    step: int
+    setups: tuple[SlotSetup, ...]
+    write_slots: IntArray
+    write_starts: IntArray
+    write_lens: IntArray
+    write_ids: IntArray
+    page_slots: IntArray
+    page_indices: IntArray
+    page_ids: IntArray
+    seg_slots: IntArray
+    seg_starts: IntArray
+    seg_lens: IntArray
+    seg_samples: IntArray
+    out_loc: IntArray
+
+
+@CODEC.register(81)
+@message
+class StepResult:
+    """The sampled tokens of a plan, one per sampling segment, in plan order. Times are monotonic seconds."""
+
+    step: int
+    tokens: IntArray
+    received_s: float
+    started_s: float
+    ended_s: float
+
+
+# ---- every process ↔ supervisor ---------------------------------------------------------------
+
+
+@CODEC.register(100)
+@message
+class Progress:
+    """What a starting process is doing; fraction from 0 to 1 where it can be told."""
+
+    text: str
+    fraction: float | None
+
+
+@CODEC.register(101)
+@message
+class Loaded:
+    """The process has what it needs and waits for Begin."""
+
+    num_pages: int | None
+    """Workers: how many pages of KV this rank can hold."""
+    vocab_size: int | None
+    """Workers: rows of the embedding."""
+
+
+@CODEC.register(102)
+@message
+class Begin:
+    """Supervisor → all, once all are Loaded: the facts on which every process must agree."""
+
+    num_pages: int
+    max_seq_len: int
+    vocab_size: int
+
+
+@CODEC.register(103)
+@message
+class Ready:
+    """The process may be given work. `text` tells the user what it runs."""
+
+    text: str
+
+
+@CODEC.register(104)
+@message
+class Heartbeat:
+    """Sent every second from the process's I/O thread."""
+
+
+@CODEC.register(105)
+@message
+class Fatal:
+    """The process's last words before it exits by itself; `kind` is "user" or "internal"."""
+
+    kind: str
+    text: str
+
+
+@CODEC.register(106)
+@message
+class Shutdown:
+    """End now. `reason`: what to tell whoever still waits; None for an orderly stop."""
+
+    reason: str | None

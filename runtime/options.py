@@ -1,0 +1,129 @@
+"""Every option of the project, defined once: the command line, YAML files, `LLM(...)` and the options page read it here.
+
+Each part is what one process is given; names are unique across the parts, so that users see one flat list.
+"""
+
+from dataclasses import Field, dataclass, field, fields
+from typing import Any
+
+GIB = 1 << 30
+_PART = dataclass(frozen=True, slots=True, kw_only=True)
+
+
+def option(
+    default: Any,
+    text: str,
+    *,
+    choices: tuple[str, ...] = (),
+    least: float | None = None,
+    most: float | None = None,
+    unit: str = "",
+) -> Any:
+    """A field with what a user must know of it: meaning, unit, allowed values."""
+    meta = {"text": text, "choices": choices, "least": least, "most": most, "unit": unit}
+    return field(default=default, metadata=meta)
+
+
+@_PART
+class ModelOptions:
+    """Which model, and in which form."""
+
+    model: str | None = option(
+        None,
+        "a directory, a .gguf file, a hub id or a known short name; by default the embedded"
+        " SmolLM2-135M-Instruct",
+    )
+    model_source: str = option(
+        "huggingface", "the hub that is asked last", choices=("huggingface", "modelscope")
+    )
+    tokenizer: str | None = option(
+        None, "where the tokenizer's files are, if not beside the model (as for --model)"
+    )
+    load_format: str = option(
+        "auto",
+        "auto reads the checkpoint; dummy fills the model's shape with random weights",
+        choices=("auto", "dummy"),
+    )
+    dtype: str = option(
+        "auto",
+        "of weights, activations and KV; auto is the checkpoint's own where this machine computes"
+        " it fast, else float32",
+        choices=("auto", "float32", "bfloat16"),
+    )
+    max_seq_len_override: int | None = option(
+        None,
+        "most tokens of one sequence, prompt and output; by default the model's context",
+        least=2,
+        unit="tokens",
+    )
+
+
+@_PART
+class SchedulerOptions:
+    """How requests share the machine."""
+
+    max_running_req: int = option(64, "requests that run at once", least=1, most=4096)
+    max_queued_req: int = option(
+        4096, "requests that may wait; one more is refused as an overload", least=1
+    )
+    max_extend_tokens: int = option(
+        2048, "prompt tokens in one step; longer prompts take several", least=1, unit="tokens"
+    )
+    page_size: int = option(1, "tokens in one page of KV", least=1, most=1024, unit="tokens")
+    cache_type: str = option(
+        "radix",
+        "radix keeps finished sequences for later prompts that start alike; naive keeps nothing",
+        choices=("radix", "naive"),
+    )
+    overlap: bool = option(True, "plan step N+1 while step N runs")
+
+
+@_PART
+class WorkerOptions:
+    """How a step is computed."""
+
+    tp: int = option(
+        1, "tensor-parallel ranks, one worker each; this version runs one", least=1, most=1
+    )
+    threads: int | None = option(
+        None, "compute threads of one worker; by default the physical cores", least=1, most=1024
+    )
+    num_page_override: int | None = option(
+        None, "pages in the KV pool; by default what kv_memory_fraction holds", least=1
+    )
+    kv_memory_fraction: float = option(
+        0.4,
+        "share of the memory that is free once the weights are loaded that the KV pool may take",
+        least=0.01,
+        most=0.95,
+    )
+
+
+@_PART
+class ServerOptions:
+    """Where the server is reached and how patient it is."""
+
+    endpoint: str | None = option(
+        None,
+        "address of the ZMQ endpoint, ipc://PATH or tcp://HOST:PORT (port 0: any free one); by"
+        " default a socket in a private folder",
+    )
+    startup_timeout: float = option(
+        600.0, "give up when start-up makes no progress for this long", least=1, unit="seconds"
+    )
+    log_level: str = option(
+        "info", "what reaches standard error", choices=("debug", "info", "warning", "error")
+    )
+
+
+PARTS: dict[str, type] = {
+    "model": ModelOptions,
+    "scheduler": SchedulerOptions,
+    "worker": WorkerOptions,
+    "server": ServerOptions,
+}
+
+
+def all_options() -> dict[str, tuple[str, Field[Any]]]:
+    """Option name to (part, field), in the order in which help shows them."""
+    return {f.name: (part, f) for part, cls in PARTS.items() for f in fields(cls)}
