@@ -1,8 +1,9 @@
 """Frozen dataclasses to msgpack and back, checked field by field.
 
-A message is one flat msgpack array: [version, sender, epoch, number, code, field, field, …]. Arrays are raw
-little-endian bytes inside that one frame. How each field is packed follows from its annotation once, at import;
-a value that does not fit its annotation is a ProtocolError, whoever sent it.
+A message is one flat msgpack array: [version, sender, epoch, number, code, field, field, …]. Arrays
+are raw little-endian bytes inside that one frame. How each field is packed follows from its
+annotation once, at import; a value that does not fit its annotation is a ProtocolError, whoever
+sent it.
 """
 
 import types
@@ -27,7 +28,7 @@ _T = TypeVar("_T", bound=type)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """Who sent a message, in which incarnation, and its place in that sender's sequence (from 0)."""
+    """Who sent a message, in which incarnation, and its place in that sender's sequence, from 0."""
 
     sender: str
     epoch: Epoch
@@ -79,8 +80,14 @@ class Codec:
         """One frame."""
         layout = self._by_class[type(message)]
         return msgpack.packb(  # type: ignore[no-any-return]
-            [VERSION, header.sender, header.epoch, header.number, layout.code]
-            + _pack_fields(layout, message)
+            [
+                VERSION,
+                header.sender,
+                header.epoch,
+                header.number,
+                layout.code,
+                *_pack_fields(layout, message),
+            ]
         )
 
     def decode(self, frame: bytes) -> tuple[Header, Any]:

@@ -1,4 +1,4 @@
-"""One frozen Config: read from the command line, YAML and keywords, checked once, then handed out in parts.
+"""One frozen Config: read from command line, YAML and keywords, checked once, handed out in parts.
 
 The only module that reads the environment.
 """
@@ -92,7 +92,7 @@ def flag(name: str) -> str:
 
 def describe(name: str) -> str:
     """One line for help and the options page: meaning, unit, choices, default."""
-    part, field = all_options()[name]
+    _, field = all_options()[name]
     meta = field.metadata
     text = str(meta["text"])
     notes = [f"in {meta['unit']}"] if meta["unit"] else []

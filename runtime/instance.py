@@ -1,4 +1,6 @@
-"""One running server: its private folder, what it was told, and the addresses of its internal wires."""
+"""One running server: its private folder, what it was told, and the addresses of its internal
+wires.
+"""
 
 import json
 import shutil
@@ -14,7 +16,8 @@ from runtime.config import Config
 class ModelFiles:
     """Where a model was found.
 
-    format: "hf" (a directory in Hugging Face layout), "gguf" (one file) or "preset" (a config.json alone).
+    format: "hf" (a directory in Hugging Face layout), "gguf" (one file) or "preset" (a config.json
+    alone).
     """
 
     name: str

@@ -1,18 +1,25 @@
 """Every message that crosses a wire. docs/architecture.md says which wire carries which.
 
-On the client wire `request` is the client's own number for the call; on the internal wires it is the RequestId that
-the tokenizer gave. Arrays are one-dimensional; int32 unless said otherwise.
+On the client wire `request` is the client's own number for the call; on the internal wires it is
+the RequestId that the tokenizer gave. Arrays are one-dimensional; int32 unless said otherwise.
 """
 
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
+from typing import TypeVar, dataclass_transform
 
 from runtime.codec import Codec
 from runtime.sampling import SamplingParams
 from runtime.types import IntArray, Json, LongArray, RequestId, Slot
 
 CODEC = Codec()
-message = dataclass(frozen=True, slots=True, kw_only=True)
+_T = TypeVar("_T")
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def message(cls: type[_T]) -> type[_T]:
+    """Class decorator: a frozen, slotted, keyword-only dataclass."""
+    return dataclass(frozen=True, slots=True, kw_only=True)(cls)
 
 
 class FinishReason(StrEnum):
@@ -46,7 +53,8 @@ class Hello:
 class Generate:
     """One prompt to complete; exactly one of text, token_ids and chat is given.
 
-    chat: {"messages": [{"role": str, "content": str}, …], and what else the chat template is given}.
+    chat: {"messages": [{"role": str, "content": str}, …], and what else the chat template is
+    given}.
     stream: a Chunk per step with new text, else one final Chunk with everything.
     timeout_s: the request is aborted this long after its arrival.
     """
@@ -231,7 +239,8 @@ class Finish:
 class TokenBatch:
     """The new tokens of one step; all arrays have one entry per token.
 
-    offsets: the token's index among its request's outputs. reasons: FinishCode of the request after it.
+    offsets: the token's index among its request's outputs. reasons: FinishCode of the request after
+    it.
     cached: prompt tokens of the request that came from the cache when it was first admitted.
     """
 
@@ -283,12 +292,14 @@ class StepPlan:
     """One forward pass. Deltas take effect when the step starts, in the order of the fields.
 
     setups: slots newly given to a request.
-    write_slots, write_starts, write_lens [w] and write_ids [sum of write_lens]: known token ids for the token table.
+    write_slots, write_starts, write_lens [w] and write_ids [sum of write_lens]: known token ids for
+    the token table.
     page_slots, page_indices, page_ids [p]: page_table[slot, index] = id.
-    seg_slots, seg_starts, seg_lens, seg_samples [s]: compute tokens start … start+len-1 of the slot's sequence; where
-    seg_samples is 1 the segment ends at the last known token and the next token, at position start+len, is sampled.
-    out_loc [sum of seg_lens]: the KV index each token's key and value are written to, in segment order. The tokens'
-    positions follow from the segments.
+    seg_slots, seg_starts, seg_lens, seg_samples [s]: compute tokens start … start+len-1 of the
+    slot's sequence; where seg_samples is 1 the segment ends at the last known token and the next
+    token, at position start+len, is sampled.
+    out_loc [sum of seg_lens]: the KV index each token's key and value are written to, in segment
+    order. The tokens' positions follow from the segments.
     """
 
     step: int
@@ -310,7 +321,9 @@ class StepPlan:
 @CODEC.register(81)
 @message
 class StepResult:
-    """The sampled tokens of a plan, one per sampling segment, in plan order. Times are monotonic seconds."""
+    """The sampled tokens of a plan, one per sampling segment, in plan order. Times are monotonic
+    seconds.
+    """
 
     step: int
     tokens: IntArray
@@ -338,6 +351,8 @@ class Loaded:
 
     num_pages: int | None
     """Workers: how many pages of KV this rank can hold."""
+    max_seq_len: int | None
+    """Workers: the longest sequence the model knows positions for."""
     vocab_size: int | None
     """Workers: rows of the embedding."""
 

@@ -1,13 +1,12 @@
-"""Every option of the project, defined once: the command line, YAML files, `LLM(...)` and the options page read it here.
+"""Every option of the project, defined once: the command line, YAML files, `LLM(...)` and the
+options page read it here.
 
-Each part is what one process is given; names are unique across the parts, so that users see one flat list.
+Each part is what one process is given; names are unique across the parts, so that users see one
+flat list.
 """
 
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
-
-GIB = 1 << 30
-_PART = dataclass(frozen=True, slots=True, kw_only=True)
 
 
 def option(
@@ -24,7 +23,7 @@ def option(
     return field(default=default, metadata=meta)
 
 
-@_PART
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOptions:
     """Which model, and in which form."""
 
@@ -58,7 +57,7 @@ class ModelOptions:
     )
 
 
-@_PART
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerOptions:
     """How requests share the machine."""
 
@@ -78,7 +77,7 @@ class SchedulerOptions:
     overlap: bool = option(True, "plan step N+1 while step N runs")
 
 
-@_PART
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions:
     """How a step is computed."""
 
@@ -99,7 +98,7 @@ class WorkerOptions:
     )
 
 
-@_PART
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
     """Where the server is reached and how patient it is."""
 

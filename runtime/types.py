@@ -32,3 +32,8 @@ def request_id(owner: int, counter: int) -> RequestId:
 def owner_of(request: RequestId) -> int:
     """Which tokenizer every message about `request` goes through."""
     return request >> _COUNTER_BITS
+
+
+def owners_of(requests: LongArray) -> LongArray:
+    """`owner_of` each of `requests`, int64 [n]."""
+    return requests >> _COUNTER_BITS

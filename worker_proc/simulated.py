@@ -1,0 +1,137 @@
+"""A worker without a model: it answers every plan as a real one would, in a time and with tokens of
+one's choosing.
+
+It keeps the token table, the page table and the cells of a KV pool like any worker, so that a plan
+which maps a wrong page, writes a cell twice or reuses one too early is found out.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from runtime.errors import IntegrityError
+from runtime.messages import StepPlan
+from runtime.types import IntArray
+
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+_SHIFT = np.uint64(29)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulation:
+    """What is simulated.
+
+    answers: "random" draws from the request's seed and the position; "echo" repeats the prompt's
+    ids, over and over; "attend" hashes every cell that attention would read, so that the tokens are
+    right only if all the cells are.
+    step_s, token_s: seconds that a step takes, and more for each of its tokens.
+    """
+
+    vocab_size: int = 32000
+    answers: str = "random"
+    step_s: float = 0.0
+    token_s: float = 0.0
+
+    def step_time(self, num_tokens: int) -> float:
+        """Seconds from a step's start to its end."""
+        return self.step_s + self.token_s * num_tokens
+
+
+class SimulatedEngine:
+    """Executes plans on numbers that stand for keys and values."""
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        *,
+        num_pages: int,
+        page_size: int,
+        num_slots: int,
+        max_seq_len: int,
+    ) -> None:
+        self._simulation = simulation
+        self._page_size = page_size
+        self.token_table: IntArray = np.zeros((num_slots, max_seq_len + 1), np.int32)
+        self.page_table: IntArray = np.zeros((num_slots, -(-max_seq_len // page_size)), np.int32)
+        self._cells = np.zeros(num_pages * page_size, np.uint64)
+        self._prompt_lens = np.zeros(num_slots, np.int64)
+        self._seeds = np.zeros(num_slots, np.uint64)
+
+    def execute(self, plan: StepPlan) -> IntArray:
+        """The sampled tokens in plan order, int32 [samples]."""
+        self._apply_deltas(plan)
+        slots = np.repeat(plan.seg_slots, plan.seg_lens)
+        ends = np.cumsum(plan.seg_lens)
+        steps = np.arange(len(slots)) - np.repeat(ends - plan.seg_lens, plan.seg_lens)
+        positions = np.repeat(plan.seg_starts, plan.seg_lens) + steps
+        self._write_cells(plan, slots, positions)
+        samples = np.flatnonzero(plan.seg_samples)
+        sample_slots = plan.seg_slots[samples]
+        targets = plan.seg_starts[samples] + plan.seg_lens[samples]
+        tokens = self._answer(sample_slots, targets)
+        self.token_table[sample_slots, targets] = tokens
+        return tokens
+
+    def _apply_deltas(self, plan: StepPlan) -> None:
+        for setup in plan.setups:
+            self._prompt_lens[setup.slot] = setup.prompt_len
+            self._seeds[setup.slot] = setup.sampling.seed or 0
+        done = 0
+        for slot, start, length in zip(
+            plan.write_slots, plan.write_starts, plan.write_lens, strict=True
+        ):
+            self.token_table[slot, start : start + length] = plan.write_ids[done : done + length]
+            done += length
+        self.page_table[plan.page_slots, plan.page_indices] = plan.page_ids
+
+    def _write_cells(self, plan: StepPlan, slots: IntArray, positions: IntArray) -> None:
+        """Each cell becomes what its token and position spell."""
+        if len(np.unique(plan.out_loc)) != len(plan.out_loc):
+            raise IntegrityError(f"step {plan.step} writes a cell twice")
+        self._cells[plan.out_loc] = _mix(positions, self.token_table[slots, positions])
+
+    def _answer(self, slots: IntArray, targets: IntArray) -> IntArray:
+        vocab_size = np.uint64(self._simulation.vocab_size)
+        if self._simulation.answers == "echo":
+            outputs = targets - self._prompt_lens[slots]
+            return self.token_table[slots, outputs % self._prompt_lens[slots]]
+        if self._simulation.answers == "random":
+            return (_mix(targets, self._seeds[slots]) % vocab_size).astype(np.int32)
+        sums = [self._attend(slot, int(end)) for slot, end in zip(slots, targets, strict=True)]
+        return (np.array(sums, np.uint64) % vocab_size).astype(np.int32)
+
+    def _attend(self, slot: int, end: int) -> int:
+        """A hash of the cells of positions 0 … end-1, read through the page table."""
+        positions = np.arange(end)
+        pages = self.page_table[slot, positions // self._page_size].astype(np.int64)
+        return int(_fold(self._cells[pages * self._page_size + positions % self._page_size]))
+
+
+def answer_alone(simulation: Simulation, prompt: IntArray, seed: int, num_tokens: int) -> list[int]:
+    """The output ids that a request gets when nobody else is there: what every schedule must give
+    it.
+    """
+    ids = [int(i) for i in prompt]
+    vocab_size = simulation.vocab_size
+    for index in range(num_tokens):
+        if simulation.answers == "echo":
+            ids.append(int(prompt[index % len(prompt)]))
+        elif simulation.answers == "random":
+            ids.append(int(_mix(np.array([len(ids)]), np.array([seed]))[0]) % vocab_size)
+        else:
+            cells = _mix(np.arange(len(ids)), np.array(ids))
+            ids.append(int(_fold(cells)) % vocab_size)
+    return ids[len(prompt) :]
+
+
+def _mix(positions: IntArray, values: IntArray) -> "np.ndarray[tuple[int], np.dtype[np.uint64]]":
+    """A well-spread uint64 of each (position, value)."""
+    mixed = (positions.astype(np.uint64) << np.uint64(32)) ^ values.astype(np.uint64)
+    for _ in range(2):
+        mixed = (mixed ^ (mixed >> _SHIFT)) * _MIX
+    return mixed ^ (mixed >> _SHIFT)
+
+
+def _fold(cells: "np.ndarray[tuple[int], np.dtype[np.uint64]]") -> np.uint64:
+    """One number of all cells; their order is in them already."""
+    return np.bitwise_xor.reduce(cells) >> np.uint64(7)
