@@ -14,7 +14,7 @@ from enum import Enum
 from operator import attrgetter
 from typing import Any, TypeVar
 
-import msgpack
+import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
 from runtime.errors import ProtocolError
@@ -99,20 +99,26 @@ class Codec:
         if not isinstance(items, list) or len(items) < _HEADER_FIELDS:
             raise ProtocolError(f"undecodable frame of {len(frame)} bytes: no header")
         version, sender, epoch, number, code = items[:_HEADER_FIELDS]
-        if version != VERSION:
+        if type(version) is not int or version != VERSION:
             raise ProtocolError(
-                f"protocol version {version!r:.40}: this end speaks {VERSION}; update the older end"
+                f"protocol version {_shown(version)}: this end speaks {VERSION};"
+                " update the older end"
             )
         if type(sender) is not str or type(epoch) is not int or type(number) is not int:
             raise ProtocolError("undecodable frame: the header's fields have the wrong types")
         layout = self._by_code.get(code) if type(code) is int else None
         if layout is None:
-            raise ProtocolError(f"unknown message code {code!r:.40}")
+            raise ProtocolError(f"unknown message code {_shown(code)}")
         try:
             message = _unpack_fields(layout, items[_HEADER_FIELDS:])
-        except (ValueError, TypeError, OverflowError) as e:
+        except (ValueError, TypeError, OverflowError, RecursionError) as e:
             raise ProtocolError(f"undecodable {layout.cls.__name__}: {e!s:.200}") from None
         return Header(sender=sender, epoch=Epoch(epoch), number=number), message
+
+
+def _shown(value: object) -> str:
+    """A number as it is, anything else by its type: the repr of a deeply nested list overflows."""
+    return str(value) if type(value) is int else type(value).__name__
 
 
 def _pack_fields(layout: _Layout, message: object) -> list[Any]:
@@ -149,7 +155,7 @@ def _field(hint: Any) -> _Field:
     hint = getattr(hint, "__supertype__", hint)
     for alias, dtype in ((IntArray, "<i4"), (LongArray, "<i8"), (FloatArray, "<f4")):
         if hint == alias:
-            return _Field(lambda a, d=dtype: np.ascontiguousarray(a, d).tobytes(), _array(dtype))
+            return _array(dtype)
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return _optional(args)
@@ -163,13 +169,16 @@ def _field(hint: Any) -> _Field:
     return _Field(None, _plain(dict if origin is dict else hint))
 
 
-def _array(dtype: str) -> _Convert:
+def _array(dtype: str) -> _Field:
+    def pack(value: Any) -> bytes:
+        return np.ascontiguousarray(value, dtype).tobytes()
+
     def unpack(value: Any) -> Any:
         if type(value) is not bytes:
             raise TypeError(f"an array must be bytes, not {type(value).__name__}")
         return np.frombuffer(value, dtype)
 
-    return unpack
+    return _Field(pack, unpack)
 
 
 def _optional(args: tuple[Any, ...]) -> _Field:

@@ -4,7 +4,9 @@ The only module that reads the environment.
 """
 
 import argparse
+import contextlib
 import difflib
+import operator
 import os
 import types
 import typing
@@ -103,6 +105,11 @@ def describe(name: str) -> str:
     return f"{text} ({'; '.join(notes)})" if notes else text
 
 
+def type_name(part: str, name: str) -> str:
+    """What an option takes, in words: "a whole number", "true or false", …"""
+    return _article(_type_of(part, name))
+
+
 def _type_of(part: str, name: str) -> type:
     """The option's type without its None."""
     hint = typing.get_type_hints(PARTS[part])[name]
@@ -118,7 +125,8 @@ def _checked(name: str, value: Any, kind: type, meta: Mapping[str, Any]) -> Any:
     if name == "dtype":
         value = str(value).removeprefix("torch.")
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
+        with contextlib.suppress(OverflowError):  # then refused below as no number
+            value = float(value)
     if isinstance(value, Path) and kind is str:
         value = str(value)
     if type(value) is not kind:
@@ -126,16 +134,20 @@ def _checked(name: str, value: Any, kind: type, meta: Mapping[str, Any]) -> Any:
     if meta["choices"] and value not in meta["choices"]:
         raise ConfigError(
             f"{name} is {value!r}: it takes {' or '.join(meta['choices'])}"
-            + _nearest(value, meta["choices"])
+            + _nearest(str(value), meta["choices"])
         )
-    for limit, bad, word in (
-        (meta["least"], lambda v, m: not v >= m, "least"),
-        (meta["most"], lambda v, m: not v <= m, "most"),
+    _check_bounds(name, value, meta)
+    return value
+
+
+def _check_bounds(name: str, value: Any, meta: Mapping[str, Any]) -> None:
+    for limit, fits, word in (
+        (meta["least"], operator.ge, "least"),
+        (meta["most"], operator.le, "most"),
     ):
-        if limit is not None and bad(value, limit):
+        if limit is not None and not fits(value, limit):
             unit = f" {meta['unit']}" if meta["unit"] else ""
             raise ConfigError(f"{name} is {value}: it must be at {word} {limit}{unit}")
-    return value
 
 
 def _article(kind: type) -> str:

@@ -258,8 +258,6 @@ class Ended:
 
     request: RequestId
     reason: FinishReason
-    text: str | None
-    """What to tell the user where it was not the user's own wish."""
 
 
 @CODEC.register(62)
@@ -327,7 +325,6 @@ class StepResult:
 
     step: int
     tokens: IntArray
-    received_s: float
     started_s: float
     ended_s: float
 

@@ -1,4 +1,4 @@
-"""How a request's next token is chosen and when it ends: the same object offline, on the wire, in the worker."""
+"""How a request's next token is chosen and when it ends, for users, wires and worker alike."""
 
 import math
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ from runtime.errors import RequestError
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 MAX_SEED = 2**63 - 1
+MAX_COUNT = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,19 +43,20 @@ class SamplingParams:
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
 
     def validate(self, vocab_size: int) -> None:
-        """Raise RequestError naming the first field that is out of range, its value and its limit."""
+        """Raise RequestError naming the first field out of range, its value and its limit."""
         self._check_numbers()
         self._check_stops(vocab_size)
 
     def _check_numbers(self) -> None:
         if self.max_tokens is not None:
-            _check(_is_int(self.max_tokens) and self.max_tokens >= 1, "max_tokens", self.max_tokens,
-                   "must be a whole number of at least 1, or None for no limit")  # fmt: skip
+            _check(_is_int(self.max_tokens) and 1 <= self.max_tokens <= MAX_COUNT, "max_tokens",
+                   self.max_tokens,
+                   f"must be a whole number from 1 to {MAX_COUNT}, or None")  # fmt: skip
         _check(_is_finite(self.temperature) and self.temperature >= 0, "temperature",
                self.temperature, "must be a number of at least 0 (0 is greedy)")  # fmt: skip
         if self.top_k is not None:
-            _check(_is_int(self.top_k) and self.top_k >= 1, "top_k", self.top_k,
-                   "must be a whole number of at least 1, or None to keep all")  # fmt: skip
+            _check(_is_int(self.top_k) and 1 <= self.top_k <= MAX_COUNT, "top_k", self.top_k,
+                   f"must be a whole number from 1 to {MAX_COUNT}, or None")  # fmt: skip
         _check(_is_finite(self.top_p) and 0 < self.top_p <= 1, "top_p", self.top_p,
                "must be above 0 and at most 1 (1 keeps all)")  # fmt: skip
         if self.seed is not None:
@@ -77,9 +79,12 @@ def _is_int(value: object) -> bool:
 
 
 def _is_finite(value: object) -> bool:
-    return (
-        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    )
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond every float
+        return False
 
 
 def _check(ok: bool, name: str, value: object, rule: str) -> None:

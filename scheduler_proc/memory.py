@@ -151,7 +151,8 @@ class KvMemory:
                 raise IntegrityError(f"slot {slot} shares a page that is not in the cache")
             if slots.num_pages[slot] != self.pages_for(int(slots.planned[slot])):
                 raise IntegrityError(
-                    f"slot {slot} has {slots.num_pages[slot]} pages for {slots.planned[slot]} tokens"
+                    f"slot {slot} has {slots.num_pages[slot]} pages for"
+                    f" {slots.planned[slot]} tokens"
                 )
 
     # ---- inside ---------------------------------------------------------------------------

@@ -64,7 +64,8 @@ class PlanBuilder:
     def sampling_slots(self) -> IntArray:
         """The slots that a token is sampled for, in plan order: int32 [samples]."""
         slots = _join([s[0] for s in self._segments])
-        return slots[_join([s[3] for s in self._segments]) == 1]
+        sampling: IntArray = slots[_join([s[3] for s in self._segments]) == 1]
+        return sampling
 
     def build(self, step: int) -> StepPlan:
         """The finished plan."""

@@ -87,31 +87,23 @@ class Scheduler:
         if deadline is not None:
             heapq.heappush(self._deadlines, (deadline, request.id))
 
-    def abort(self, request_id: RequestId, text: str | None = None) -> None:
-        """End a request in any state; does nothing if it has ended. text: why, if not its own
-        wish.
-        """
+    def abort(self, request_id: RequestId) -> None:
+        """End a request in any state; does nothing if it has ended."""
         if (request := self._live.get(request_id)) is not None:
             self._end(request)
-            ended = Ended(request=request_id, reason=FinishReason.ABORT, text=text)
-            self._emit(request_id, ended)
+            self._emit(request_id, Ended(request=request_id, reason=FinishReason.ABORT))
 
     def finish(self, finish: Finish) -> None:
         """A stop string ended the request; does nothing if it has ended."""
         if (request := self._live.get(finish.request)) is not None:
             self._end(request)
-            ended = Ended(request=request.id, reason=FinishReason.STOP, text=None)
-            self._emit(request.id, ended)
+            self._emit(request.id, Ended(request=request.id, reason=FinishReason.STOP))
 
     def expire(self, now: float) -> None:
         """Abort what is past its deadline."""
         while self._deadlines and self._deadlines[0][0] <= now:
             _, request_id = heapq.heappop(self._deadlines)
-            if (request := self._live.get(request_id)) is not None:
-                limit = request.submit.deadline_s
-                self.abort(
-                    request_id, f"the request's time limit of {limit:g} s (timeout_s) is over"
-                )
+            self.abort(request_id)
 
     def next_deadline(self) -> float | None:
         """When `expire` has something to do next."""
@@ -174,6 +166,15 @@ class Scheduler:
     @property
     def num_in_flight(self) -> int:
         return len(self._in_flight)
+
+    @property
+    def is_idle(self) -> bool:
+        """No live request and no plan in flight."""
+        return not self._live and not self._in_flight
+
+    @property
+    def num_pages(self) -> int:
+        return self._memory.allocator.num_pages
 
     @property
     def num_free_pages(self) -> int:

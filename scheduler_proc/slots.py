@@ -78,7 +78,8 @@ class SlotTable:
 
     def stopped(self, slots: IntArray, tokens: IntArray) -> BoolArray:
         """Which of `tokens` [n], sampled for `slots` [n], end their request: bool [n]."""
-        return (self.stop_ids[slots] == tokens[:, None]).any(axis=1)
+        ends: BoolArray = (self.stop_ids[slots] == tokens[:, None]).any(axis=1)
+        return ends
 
     def check_integrity(self) -> None:
         """Slots are free or owned by one request that knows it; the counters are in order."""
@@ -95,7 +96,8 @@ class SlotTable:
             known, limit = self.known[slot], self.limit[slot]
             if not (0 <= planned <= promised <= min(known + 2, limit) and known <= promised):
                 raise IntegrityError(
-                    f"slot {slot}: planned {planned}, promised {promised}, known {known}, limit {limit}"
+                    f"slot {slot}: planned {planned}, promised {promised}, known {known},"
+                    f" limit {limit}"
                 )
 
     def _set_stop_ids(self, slot: Slot, ids: tuple[int, ...]) -> None:

@@ -6,8 +6,10 @@ which maps a wrong page, writes a cell twice or reuses one too early is found ou
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from runtime.errors import IntegrityError
 from runtime.messages import StepPlan
@@ -94,7 +96,8 @@ class SimulatedEngine:
         vocab_size = np.uint64(self._simulation.vocab_size)
         if self._simulation.answers == "echo":
             outputs = targets - self._prompt_lens[slots]
-            return self.token_table[slots, outputs % self._prompt_lens[slots]]
+            echoed: IntArray = self.token_table[slots, outputs % self._prompt_lens[slots]]
+            return echoed
         if self._simulation.answers == "random":
             return (_mix(targets, self._seeds[slots]) % vocab_size).astype(np.int32)
         sums = [self._attend(slot, int(end)) for slot, end in zip(slots, targets, strict=True)]
@@ -124,7 +127,7 @@ def answer_alone(simulation: Simulation, prompt: IntArray, seed: int, num_tokens
     return ids[len(prompt) :]
 
 
-def _mix(positions: IntArray, values: IntArray) -> "np.ndarray[tuple[int], np.dtype[np.uint64]]":
+def _mix(positions: npt.NDArray[Any], values: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
     """A well-spread uint64 of each (position, value)."""
     mixed = (positions.astype(np.uint64) << np.uint64(32)) ^ values.astype(np.uint64)
     for _ in range(2):
@@ -132,6 +135,7 @@ def _mix(positions: IntArray, values: IntArray) -> "np.ndarray[tuple[int], np.dt
     return mixed ^ (mixed >> _SHIFT)
 
 
-def _fold(cells: "np.ndarray[tuple[int], np.dtype[np.uint64]]") -> np.uint64:
+def _fold(cells: npt.NDArray[np.uint64]) -> np.uint64:
     """One number of all cells; their order is in them already."""
-    return np.bitwise_xor.reduce(cells) >> np.uint64(7)
+    folded: np.uint64 = np.bitwise_xor.reduce(cells)
+    return folded >> np.uint64(7)

@@ -1,0 +1,394 @@
+"""`AsyncClient`: the ZMQ endpoint for asyncio programs. `runtime.sync_client` is the same for
+threads.
+
+Rule: every call ends: by its answer, by an error that the server sent, or by ConnectionLost when
+the server is gone.
+"""
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Self, TypeAlias, TypeVar, overload
+
+import numpy as np
+
+from runtime.errors import ConnectionLost, RequestError, TandemError, from_kind
+from runtime.messages import (
+    Abort,
+    Chunk,
+    Chunks,
+    Detokenize,
+    Detokenized,
+    Failed,
+    FinishReason,
+    FlushCache,
+    Flushed,
+    Generate,
+    Hello,
+    Stats,
+    StatsReply,
+    Tokenize,
+    Tokenized,
+    Welcome,
+)
+from runtime.sampling import SamplingParams
+from runtime.transport import AsyncDealer
+from runtime.types import IntArray, Json, RequestId
+
+HEARTBEAT_S = 2.0
+SILENCE_S = 10.0
+"""A server that says nothing for this long is taken for gone."""
+LAST_MESSAGES_S = 0.2
+"""How long a closed connection's last messages may still be on their way to us."""
+
+Prompt: TypeAlias = str | Sequence[int]
+"""A text, or token ids."""
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """A finished request.
+
+    token_ids: the output's, the end-of-sequence token included. cached_tokens: prompt tokens that
+    were not computed.
+    matched_stop: the stop string that ended the text, if one did.
+    """
+
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason
+    matched_stop: str | None
+    prompt_tokens: int
+    cached_tokens: int
+
+
+class Stream:
+    """A running request's chunks: `async for chunk in stream`. Left early, or by `abort`, it ends
+    on the server too.
+    """
+
+    def __init__(self, client: "AsyncClient", request: int) -> None:
+        self.request = request
+        self._client = client
+        self._news: asyncio.Queue[Chunk | TandemError] = asyncio.Queue()
+        self._done = False
+
+    def put(self, news: Chunk | TandemError) -> None:
+        """The connection has news of this request."""
+        self._news.put_nowait(news)
+
+    def __aiter__(self) -> AsyncIterator[Chunk]:
+        return self._chunks()
+
+    async def abort(self) -> None:
+        """End the request; its last chunk still comes, with finish_reason abort."""
+        await self._client.abort(self.request)
+
+    async def whole(self) -> Completion:
+        """Everything, once it has ended."""
+        chunks = [chunk async for chunk in self]
+        last = chunks[-1]
+        return Completion(
+            text="".join(chunk.text for chunk in chunks),
+            token_ids=[i for chunk in chunks for i in chunk.token_ids.tolist()],
+            finish_reason=last.finish_reason or FinishReason.ERROR,
+            matched_stop=last.matched_stop,
+            prompt_tokens=last.num_prompt_tokens,
+            cached_tokens=last.num_cached_tokens,
+        )
+
+    async def _chunks(self) -> AsyncIterator[Chunk]:
+        try:
+            while not self._done:
+                news = await self._news.get()
+                if isinstance(news, TandemError):
+                    self._done = True
+                    raise news
+                self._done = news.finish_reason is not None
+                yield news
+        finally:
+            await self._client.leave(self)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether its last chunk, or an error, has been taken."""
+        return self._done
+
+
+class AsyncClient:
+    """One connection to a server, for any number of calls at once."""
+
+    def __init__(self, endpoint: str, dealer: AsyncDealer) -> None:
+        """Use `connect`."""
+        self.endpoint = endpoint
+        self.server: Welcome | None = None
+        """What the server says of itself."""
+        self._dealer = dealer
+        self._numbers = itertools.count()
+        self._streams: dict[int, Stream] = {}
+        self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._welcomed: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
+        self._broken: TandemError | None = None
+        self._last_heard_s = asyncio.get_running_loop().time()
+        self._tasks = [
+            asyncio.create_task(self._guard(work))
+            for work in (self._receive(), self._beat(), self._watch())
+        ]
+
+    @classmethod
+    async def connect(cls, endpoint: str, timeout_s: float = 10.0) -> Self:
+        """A client of the server at `endpoint`; ConnectionLost if none answers in time."""
+        client = cls(endpoint, AsyncDealer(endpoint, "client"))
+        try:
+            async with asyncio.timeout(timeout_s):
+                client.server = await client._welcomed
+        except TimeoutError:
+            await client.close()
+            raise ConnectionLost(
+                f"no server answers at {endpoint} within {timeout_s:g} s: is it running?"
+            ) from None
+        except BaseException:
+            await client.close()
+            raise
+        return client
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Abort what is open and disconnect."""
+        for stream in list(self._streams.values()):
+            await self.leave(stream)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._break(ConnectionLost("the client was closed"))
+        self._dealer.close()
+
+    # ---- calls ----------------------------------------------------------------------------
+
+    @overload
+    def generate(
+        self, prompt: Prompt, sampling: SamplingParams | None = None, *,
+        timeout_s: float | None = None, stream: Literal[False] = False,
+    ) -> Coroutine[Any, Any, Completion]: ...  # fmt: skip
+    @overload
+    def generate(
+        self, prompt: Prompt, sampling: SamplingParams | None = None, *,
+        timeout_s: float | None = None, stream: Literal[True],
+    ) -> Coroutine[Any, Any, Stream]: ...  # fmt: skip
+    def generate(
+        self, prompt: Prompt, sampling: SamplingParams | None = None, *,
+        timeout_s: float | None = None, stream: bool = False,
+    ) -> Coroutine[Any, Any, Completion | Stream]:  # fmt: skip
+        """Complete a text or token ids: a Completion, or with `stream` a Stream of chunks.
+
+        timeout_s: abort it after so long. Raises RequestError, Overloaded, ProcessDied,
+        ConnectionLost.
+        """
+        if isinstance(prompt, str):
+            return self._generate(stream, sampling, timeout_s, text=prompt)
+        return self._generate(stream, sampling, timeout_s, token_ids=prompt)
+
+    @overload
+    def chat(
+        self, messages: Sequence[Json], sampling: SamplingParams | None = None, *,
+        timeout_s: float | None = None, stream: Literal[False] = False, **template: Any,
+    ) -> Coroutine[Any, Any, Completion]: ...  # fmt: skip
+    @overload
+    def chat(
+        self, messages: Sequence[Json], sampling: SamplingParams | None = None, *,
+        timeout_s: float | None = None, stream: Literal[True], **template: Any,
+    ) -> Coroutine[Any, Any, Stream]: ...  # fmt: skip
+    def chat(
+        self, messages: Sequence[Json], sampling: SamplingParams | None = None, *,
+        timeout_s: float | None = None, stream: bool = False, **template: Any,
+    ) -> Coroutine[Any, Any, Completion | Stream]:  # fmt: skip
+        """`generate` the answer to a chat: [{"role": …, "content": …}, …].
+
+        template: what else the model's chat template is given, for example enable_thinking=False.
+        """
+        chat = {"messages": list(messages), **template}
+        return self._generate(stream, sampling, timeout_s, chat=chat)
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The token ids of a text, as `generate` would compute them."""
+        reply = await self._ask(
+            lambda n: Tokenize(
+                request=n, text=text, chat=None, add_special_tokens=add_special_tokens
+            ),
+            Tokenized,
+        )
+        ids: list[int] = reply.token_ids.tolist()
+        return ids
+
+    async def tokenize_chat(self, messages: Sequence[Json], **template: Any) -> Tokenized:
+        """The prompt that `chat` would send: its token_ids (int32) and its text."""
+        chat = {"messages": list(messages), **template}
+        return await self._ask(
+            lambda n: Tokenize(request=n, text=None, chat=chat, add_special_tokens=False),
+            Tokenized,
+        )
+
+    async def detokenize(
+        self, token_ids: Sequence[int], *, skip_special_tokens: bool = True
+    ) -> str:
+        """The text of token ids."""
+        ids = as_ids(token_ids)
+        reply = await self._ask(
+            lambda n: Detokenize(request=n, token_ids=ids, skip_special_tokens=skip_special_tokens),
+            Detokenized,
+        )
+        return reply.text
+
+    async def abort(self, request: int) -> None:
+        """End the request with that number (`Stream.request`); nothing if it has ended."""
+        await self._dealer.send(Abort(request=RequestId(request)))
+
+    async def stats(self) -> Json:
+        """The scheduler's counters; docs/interfaces.md explains each."""
+        reply = await self._ask(lambda n: Stats(request=RequestId(n)), StatsReply)
+        return reply.stats
+
+    async def flush_cache(self) -> int:
+        """Forget all cached pages that no running request uses; how many."""
+        reply = await self._ask(lambda n: FlushCache(request=RequestId(n)), Flushed)
+        return reply.num_pages
+
+    async def health(self, timeout_s: float = 5.0) -> bool:
+        """Whether tokenizer and scheduler answer and steps move where there is work."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                stats = await self.stats()
+        except (TandemError, TimeoutError):
+            return False
+        return not stats["in_flight"] or stats["since_last_move_s"] < timeout_s
+
+    async def leave(self, stream: Stream) -> None:
+        """Nobody listens to this stream any more: end its request if it runs."""
+        if self._streams.pop(stream.request, None) is not None and not stream.is_done:
+            with contextlib.suppress(TandemError):
+                await self.abort(stream.request)
+
+    # ---- inside ---------------------------------------------------------------------------
+
+    async def _generate(
+        self, stream: bool, sampling: SamplingParams | None, timeout_s: float | None, *,
+        text: str | None = None, token_ids: Sequence[int] | None = None, chat: Json | None = None,
+    ) -> Completion | Stream:  # fmt: skip
+        self._check_open()
+        number = next(self._numbers)
+        message = Generate(
+            request=number,
+            text=text,
+            token_ids=None if token_ids is None else as_ids(token_ids),
+            chat=chat,
+            sampling=sampling or SamplingParams(),
+            stream=stream,
+            timeout_s=timeout_s,
+        )
+        news = self._streams[number] = Stream(self, number)
+        await self._send(message)
+        return news if stream else await news.whole()
+
+    async def _ask(self, message_of: Any, reply: type[_T]) -> _T:
+        """Send a call and wait for its one answer, a `reply`."""
+        self._check_open()
+        number = next(self._numbers)
+        answer = self._answers[number] = asyncio.get_running_loop().create_future()
+        try:
+            await self._send(message_of(number))
+            result: _T = await answer
+            return result
+        finally:
+            del self._answers[number]
+
+    async def _send(self, message: object) -> None:
+        try:
+            await self._dealer.send(message)
+        except (TypeError, ValueError, OverflowError) as e:
+            raise RequestError(f"this can't be sent: {e}") from None
+
+    def _check_open(self) -> None:
+        if self._broken is not None:
+            raise self._broken
+
+    async def _guard(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run one of the connection's tasks; if it fails, every open call does."""
+        try:
+            await work
+        except TandemError as e:
+            self._break(e)
+
+    def _break(self, error: TandemError) -> None:
+        """The connection is of no more use: end every call with `error`."""
+        self._broken = self._broken or error
+        for stream in self._streams.values():
+            stream.put(error)
+        for answer in (*self._answers.values(), self._welcomed):
+            if not answer.done():
+                answer.set_exception(error)
+        if not self._welcomed.cancelled():
+            self._welcomed.exception()  # seen: nobody may be waiting for it any more
+
+    async def _receive(self) -> None:
+        while True:
+            message = await self._dealer.receive()
+            self._last_heard_s = asyncio.get_running_loop().time()
+            self._on_message(message)
+
+    def _on_message(self, message: Any) -> None:
+        match message:
+            case Chunks():
+                for chunk in message.items:
+                    if (stream := self._streams.get(chunk.request)) is not None:
+                        stream.put(chunk)
+            case Failed(request=None):
+                raise from_kind(message.kind, message.text)
+            case Failed(request=int(number)):
+                error = from_kind(message.kind, message.text)
+                if (stream := self._streams.get(number)) is not None:
+                    stream.put(error)
+                elif (answer := self._answers.get(number)) is not None and not answer.done():
+                    answer.set_exception(error)
+            case Welcome():
+                if not self._welcomed.done():
+                    self._welcomed.set_result(message)
+            case _:
+                answer = self._answers.get(message.request)
+                if answer is not None and not answer.done():
+                    answer.set_result(message)
+
+    async def _beat(self) -> None:
+        """Say hello again and again; the answers show that the server lives."""
+        while True:
+            await self._dealer.send(Hello())
+            await asyncio.sleep(HEARTBEAT_S)
+            silence = asyncio.get_running_loop().time() - self._last_heard_s
+            if silence > SILENCE_S and self._welcomed.done():
+                raise ConnectionLost(
+                    f"the server at {self.endpoint} has been silent for {silence:.0f} s"
+                )
+
+    async def _watch(self) -> None:
+        await self._dealer.disconnected()
+        await asyncio.sleep(LAST_MESSAGES_S)
+        raise ConnectionLost(f"the server at {self.endpoint} closed the connection")
+
+
+def as_ids(token_ids: Sequence[int]) -> IntArray:
+    """Token ids as int32 [n]; RequestError for anything that is not a sequence of such ids."""
+    try:
+        ids = np.asarray(token_ids)
+        whole = ids.ndim == 1 and (ids.dtype.kind in "iu" or not ids.size)
+        if whole and (not ids.size or (ids.min() >= 0 and ids.max() < 1 << 31)):
+            return ids.astype(np.int32)
+    except ValueError:
+        pass
+    raise RequestError("token ids must be one list of whole numbers from 0 to 2147483647")

@@ -1,0 +1,233 @@
+"""`LLM`: a whole server for one script. The same processes as `launch.py` starts, over a private
+socket.
+"""
+
+import asyncio
+import atexit
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Self, TypeVar
+
+from tqdm.auto import tqdm
+
+from runtime.client import Completion, Prompt
+from runtime.config import from_options
+from runtime.errors import ConnectionLost, ProcessDied, RequestError, TandemError
+from runtime.progress import LoadingBars
+from runtime.sampling import SamplingParams
+from runtime.server import Server
+from runtime.sync_client import Client
+from runtime.types import Json
+
+_T = TypeVar("_T")
+
+DEATH_NEWS_S = 3.0
+"""How long the supervisor may take to tell which process a lost connection is due to."""
+
+
+class ServerTokenizer:
+    """The server's tokenizer, asked over the wire: the only one there is, so counts can't
+    differ.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.vocab_size = client.server.vocab_size
+        self.eos_token_ids = client.server.eos_token_ids
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """The token ids of a text."""
+        return self._client.tokenize(text, add_special_tokens=add_special_tokens)
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        """The text of token ids."""
+        return self._client.detokenize(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def apply_chat_template(
+        self, messages: Sequence[Json], tokenize: bool = True, **template: Any
+    ) -> list[int] | str:
+        """The prompt of a chat, as token ids or as text."""
+        prompt = self._client.tokenize_chat(messages, **template)
+        return prompt.token_ids.tolist() if tokenize else prompt.text
+
+
+class LLM:
+    """A model, its processes, and `generate`.
+
+    with LLM("SmolLM2-135M-Instruct") as llm:
+        print(llm.generate("The capital of France is")[0]["text"])
+    """
+
+    def __init__(self, model: str | None = None, *, verbose: bool = False, **options: Any) -> None:
+        """Start the processes; returns when they are ready.
+
+        options: as on the command line of launch.py, with underscores (docs/options.md). verbose:
+        show the ready lines.
+        Raises ConfigError for an unknown or bad option, ModelNotFound, ProcessDied.
+        """
+        options.setdefault("log_level", "warning")
+        config = from_options({"model": model, **options})
+        show: Callable[[str], None] = _print if verbose else lambda line: None
+        self._server = Server(
+            config,
+            on_line=show,
+            on_progress=LoadingBars() if verbose else (lambda name, news: None),
+        )
+        self._finalizer = weakref.finalize(self, self._server.stop)
+        atexit.register(self._finalizer)
+        try:
+            self._server.start()
+            self._client = Client(self._server.endpoint)
+        except BaseException:
+            self._finalizer()
+            raise
+        self.tokenizer = ServerTokenizer(self._client)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.shutdown()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = False,
+    ) -> list[Json]:
+        """Complete every prompt: texts or lists of token ids, one or many; results in prompt order.
+
+        sampling_params: one for all, or one per prompt. use_tqdm: show a progress bar.
+        Each result has text, token_ids, finish_reason, matched_stop, prompt_tokens, cached_tokens.
+        Raises RequestError for the first prompt that can't be served; the others are aborted then.
+        """
+        batch = _as_batch(prompts)
+        each = _per_prompt(sampling_params, len(batch))
+        generate = self._client.async_client.generate
+        calls = [partial(generate, p, s) for p, s in zip(batch, each, strict=True)]
+        return self._run(calls, use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Json] | Sequence[Sequence[Json]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = False,
+        **template: Any,
+    ) -> list[Json]:
+        """Answer one chat ([{"role": …, "content": …}, …]) or several; results as `generate`'s.
+
+        template: what else the chat template is given, for example enable_thinking=False.
+        """
+        many = [list(messages)] if messages and isinstance(messages[0], dict) else list(messages)
+        each = _per_prompt(sampling_params, len(many))
+        ask = partial(self._client.async_client.chat, **template)
+        calls = [partial(ask, m, s) for m, s in zip(many, each, strict=True)]
+        return self._run(calls, use_tqdm)
+
+    def stats(self) -> Json:
+        """The scheduler's counters; docs/interfaces.md explains each."""
+        return self._guarded(self._client.stats)
+
+    def flush_cache(self) -> int:
+        """Forget all cached pages that no running request uses; how many."""
+        return self._guarded(self._client.flush_cache)
+
+    def shutdown(self) -> None:
+        """End the processes; a second call does nothing."""
+        if self._finalizer.alive:
+            self._client.close()
+            self._finalizer()
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """The process ids, by process name."""
+        return self._server.supervisor.pids
+
+    # ---- inside ---------------------------------------------------------------------------
+
+    def _run(self, calls: list[Callable[[], Any]], use_tqdm: bool) -> list[Json]:
+        async def all_of_them() -> list[Completion]:
+            bar = tqdm(total=len(calls), desc="requests", disable=not use_tqdm)
+            with bar:
+                async with asyncio.TaskGroup() as group:
+                    tasks = [
+                        group.create_task(_one(index, call, bar, len(calls)))
+                        for index, call in enumerate(calls)
+                    ]
+            return [task.result() for task in tasks]
+
+        completions = self._guarded(lambda: self._client.run(all_of_them()))
+        return [_as_dict(completion) for completion in completions]
+
+    def _guarded(self, call: Callable[[], _T]) -> _T:
+        """`call`, with the name of the process that died in place of a lost connection."""
+        if not self._finalizer.alive:
+            raise RequestError("this LLM is shut down: make a new one")
+        try:
+            return call()
+        except BaseExceptionGroup as group:
+            error = _first(group)
+        except TandemError as e:
+            error = e
+        if isinstance(error, ConnectionLost | ProcessDied):
+            self._server.supervisor.wait(DEATH_NEWS_S)
+            error = self._server.supervisor.error or error
+        raise error
+
+
+async def _one(index: int, call: Callable[[], Any], bar: Any, count: int) -> Completion:
+    try:
+        completion: Completion = await call()
+    except RequestError as e:
+        raise (RequestError(f"prompt {index}: {e}") if count > 1 else e) from None
+    bar.update()
+    return completion
+
+
+def _first(group: BaseExceptionGroup[Any]) -> BaseException:
+    """The first error in a group, however deep."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    batch = list(prompts)
+    if batch and all(isinstance(p, int) and not isinstance(p, bool) for p in batch):
+        return [batch]  # type: ignore[list-item]
+    return batch  # type: ignore[return-value]
+
+
+def _per_prompt(
+    sampling: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> list[SamplingParams]:
+    if sampling is None or isinstance(sampling, SamplingParams):
+        return [sampling or SamplingParams()] * count
+    if len(sampling) != count:
+        raise RequestError(
+            f"{count} prompts came with {len(sampling)} sampling parameters: give one for all, or"
+            " one per prompt"
+        )
+    return list(sampling)
+
+
+def _as_dict(completion: Completion) -> Json:
+    return {
+        "text": completion.text,
+        "token_ids": completion.token_ids,
+        "finish_reason": str(completion.finish_reason),
+        "matched_stop": completion.matched_stop,
+        "prompt_tokens": completion.prompt_tokens,
+        "cached_tokens": completion.cached_tokens,
+    }
+
+
+def _print(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

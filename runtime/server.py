@@ -1,0 +1,126 @@
+"""A whole server: find the model, make the instance, start its processes. Used by launch.py and by
+`LLM`.
+"""
+
+import os
+import secrets
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from runtime.config import Config
+from runtime.errors import ConfigError
+from runtime.instance import Instance
+from runtime.messages import Begin, Progress
+from runtime.models import find_model, find_tokenizer
+from runtime.supervisor import Command, Supervisor
+from runtime.transport import check_endpoint
+
+FOLDER_PREFIX = "tandem-"
+
+
+class Server:
+    """Started processes and where to reach them."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        on_line: Callable[[str], None] = lambda line: None,
+        on_progress: Callable[[str, Progress | None], None] = lambda name, news: None,
+        echo: Callable[[str], object] = sys.stderr.write,
+        simulated: tuple[str, ...] | None = None,
+    ) -> None:
+        """Look the model up and lay out the instance; nothing runs yet.
+
+        simulated: arguments for the simulated worker in place of the real one.
+        """
+        if config.server.endpoint is not None:
+            check_endpoint(config.server.endpoint)
+        model = find_model(config.model)
+        self.instance = Instance(
+            folder=_private_folder(),
+            config=config,
+            model=model,
+            tokenizer=find_tokenizer(config.model, model),
+            server_id=secrets.token_hex(8),
+        )
+        self.instance.save()
+        self._supervisor = Supervisor(
+            self.instance,
+            _commands(config, simulated),
+            on_line=on_line,
+            on_progress=on_progress,
+            echo=echo,  # type: ignore[arg-type]
+        )
+        self.facts: Begin | None = None
+
+    def start(self) -> None:
+        """Start all processes; returns when they are ready, raises what kept them from it."""
+        self.facts = self._supervisor.start()
+
+    @property
+    def endpoint(self) -> str:
+        """Where clients connect. A port 0 that was asked for is replaced by the one that was
+        bound.
+        """
+        file = self.instance.folder / "endpoint"
+        return file.read_text() if file.exists() else self.instance.endpoint
+
+    @property
+    def supervisor(self) -> Supervisor:
+        return self._supervisor
+
+    def stop(self) -> None:
+        """End all processes and remove the instance's folder; returns when that is done."""
+        self._supervisor.stop()
+
+
+def _commands(config: Config, simulated: tuple[str, ...] | None) -> list[Command]:
+    worker = ("--simulated", *simulated) if simulated is not None else ()
+    return [
+        *(
+            Command(
+                name=f"worker-{rank}",
+                module="worker_proc",
+                arguments=("--rank", str(rank), *worker),
+            )
+            for rank in range(config.worker.tp)
+        ),
+        Command(name="tokenizer-0", module="tokenizer_proc"),
+        Command(name="scheduler", module="scheduler_proc"),
+    ]
+
+
+def _private_folder() -> Path:
+    """A new 0700 folder whose socket paths are short enough, after removing those of dead
+    servers.
+    """
+    for parent in dict.fromkeys((tempfile.gettempdir(), "/tmp")):
+        base = Path(parent)
+        if len(str(base)) > 60 or not os.access(base, os.W_OK):
+            continue
+        _remove_left_behind(base)
+        return Path(tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-", dir=base))
+    raise ConfigError("no temporary folder with a short path can be written: set TMPDIR to one")
+
+
+def _remove_left_behind(base: Path) -> None:
+    """Folders of servers that were killed before any of their processes could clean up."""
+    for folder in base.glob(f"{FOLDER_PREFIX}[0-9]*-*"):
+        pid = folder.name.removeprefix(FOLDER_PREFIX).partition("-")[0]
+        if pid.isdecimal() and folder.stat().st_uid == os.getuid() and not _is_alive(int(pid)):
+            for file in folder.iterdir():
+                file.unlink(missing_ok=True)
+            folder.rmdir()
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

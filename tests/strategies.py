@@ -1,0 +1,100 @@
+"""The shared hypothesis strategies: values from annotations, messages and headers above all."""
+
+import types
+import typing
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from runtime.codec import Header
+from runtime.messages import CODEC
+from runtime.sampling import MAX_COUNT, MAX_SEED, MAX_STOP_CHARS, MAX_STOPS, SamplingParams
+from runtime.types import Epoch, FloatArray, IntArray, LongArray
+
+VOCAB_SIZE = 1000
+"""What valid_sampling() is valid for."""
+INT64 = st.integers(-(2**63), 2**63 - 1)
+TEXT = st.text(max_size=40)
+"""hypothesis' text has no surrogates by itself, which UTF-8 can't carry."""
+_DTYPES = ((IntArray, np.int32), (LongArray, np.int64), (FloatArray, np.float32))
+_LEAVES = st.none() | st.booleans() | INT64 | st.floats(allow_nan=False) | TEXT
+JSON = st.dictionaries(
+    TEXT,
+    st.recursive(
+        _LEAVES,
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+        max_leaves=6,
+    ),
+    max_size=4,
+)
+HEADERS = st.builds(
+    Header, sender=TEXT, epoch=st.integers(0, 2**31).map(Epoch), number=st.integers(0, 2**63 - 1)
+)
+
+
+def messages() -> st.SearchStrategy[Any]:
+    """Any message that may cross a wire."""
+    return st.sampled_from(CODEC.message_types()).flatmap(instances)
+
+
+def instances(cls: type) -> st.SearchStrategy[Any]:
+    """Instances of the dataclass `cls`, each field as its annotation says."""
+    hints = typing.get_type_hints(cls)
+    return st.builds(cls, **{f.name: from_hint(hints[f.name]) for f in fields(cls)})
+
+
+def from_hint(hint: Any) -> st.SearchStrategy[Any]:
+    """Values of a field annotated `hint`."""
+    hint = getattr(hint, "__supertype__", hint)
+    for alias, dtype in _DTYPES:
+        if hint == alias:
+            return arrays(dtype)
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return st.one_of(*(from_hint(arg) for arg in args))
+    if origin is tuple:
+        return st.lists(from_hint(args[0]), max_size=3).map(tuple)
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return st.sampled_from(list(hint))
+    if isinstance(hint, type) and is_dataclass(hint):
+        return instances(hint)
+    return _PLAIN[origin or hint]
+
+
+def arrays(dtype: Any) -> st.SearchStrategy[np.ndarray[Any, Any]]:
+    """One-dimensional arrays of `dtype`, of 0 to 8 entries."""
+    if np.issubdtype(dtype, np.integer):
+        info = np.iinfo(dtype)
+        entries: st.SearchStrategy[Any] = st.integers(int(info.min), int(info.max))
+    else:
+        entries = st.floats(width=32, allow_nan=False)
+    return st.lists(entries, max_size=8).map(lambda values: np.array(values, dtype))
+
+
+def valid_sampling() -> st.SearchStrategy[SamplingParams]:
+    """Sampling parameters that validate(VOCAB_SIZE) accepts."""
+    return st.builds(
+        SamplingParams,
+        max_tokens=st.none() | st.integers(1, MAX_COUNT),
+        temperature=st.floats(0, 1e6),
+        top_k=st.none() | st.integers(1, MAX_COUNT),
+        top_p=st.floats(0, 1, exclude_min=True),
+        seed=st.none() | st.integers(0, MAX_SEED),
+        stop=st.lists(st.text(min_size=1, max_size=MAX_STOP_CHARS), max_size=MAX_STOPS).map(tuple),
+        stop_token_ids=st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=5).map(tuple),
+        ignore_eos=st.booleans(),
+        skip_special_tokens=st.booleans(),
+    )
+
+
+_PLAIN: dict[Any, st.SearchStrategy[Any]] = {
+    int: INT64,
+    float: st.floats(allow_nan=False),
+    bool: st.booleans(),
+    str: TEXT,
+    dict: JSON,
+    type(None): st.none(),
+}

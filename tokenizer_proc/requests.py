@@ -1,0 +1,84 @@
+"""One live request as the tokenizer knows it: its text so far, and what its client is still
+owed.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from runtime.messages import Chunk, FinishCode, FinishReason, Generate
+from runtime.types import IntArray, RequestId
+from tokenizer_proc.detokenizer import IncrementalDecoder
+from tokenizer_proc.stops import StopMatcher
+
+
+@dataclass(slots=True, eq=False)
+class LiveRequest:
+    """From Generate to the final Chunk.
+
+    The prompt and the outputs are kept as long as the request lives: whoever restarts a scheduler
+    needs them.
+    """
+
+    id: RequestId
+    client: bytes
+    generate: Generate
+    prompt_ids: IntArray
+    """int32 [n]"""
+    decoder: IncrementalDecoder
+    stops: StopMatcher | None
+    outputs: list[int] = field(default_factory=list)
+    num_sent: int = 0
+    """Output tokens that the client has been told of."""
+    num_cached: int = 0
+    _text: list[str] = field(default_factory=list)
+    """Text that is certain and not yet sent."""
+
+    def push(self, token: int) -> str | None:
+        """Take in one output token; the stop string that it completes, if any."""
+        self.outputs.append(token)
+        return self._release(self.decoder.push((token,)))
+
+    def finish(self, code: FinishCode) -> tuple[FinishReason, str | None]:
+        """No token follows: the rest of the text. A stop string may still come to light in it."""
+        if (stop := self._release(self.decoder.finish())) is not None:
+            return FinishReason.STOP, stop
+        if self.stops is not None:
+            self._text.append(self.stops.finish())
+        return (FinishReason.STOP if code is FinishCode.STOP else FinishReason.LENGTH), None
+
+    def cut(self) -> None:
+        """It ends before its text was complete: what is held back is sent after all."""
+        if self._release(self.decoder.finish()) is None and self.stops is not None:
+            self._text.append(self.stops.finish())
+
+    @property
+    def has_news(self) -> bool:
+        """Whether a streaming client should hear of it before the end: only text that it can show
+        counts.
+        """
+        return self.generate.stream and any(self._text)
+
+    def take_chunk(self, reason: FinishReason | None, stop: str | None = None) -> Chunk:
+        """The news since the last chunk."""
+        text, self._text = "".join(self._text), []
+        offset, self.num_sent = self.num_sent, len(self.outputs)
+        return Chunk(
+            request=self.generate.request,
+            offset=offset,
+            token_ids=np.array(self.outputs[offset:], np.int32),
+            text=text,
+            finish_reason=reason,
+            matched_stop=stop,
+            num_prompt_tokens=len(self.prompt_ids),
+            num_cached_tokens=self.num_cached,
+        )
+
+    def _release(self, text: str) -> str | None:
+        """Pass new text on as far as no stop string can begin in it; the one that is complete."""
+        if self.stops is None:
+            self._text.append(text)
+            return None
+        safe, stop = self.stops.push(text)
+        self._text.append(safe)
+        return stop

@@ -1,0 +1,131 @@
+"""`python -m worker_proc`: the worker's shell. One plan in, one result out, in order."""
+
+import argparse
+import time
+from collections.abc import Callable
+
+from runtime.errors import ProtocolError
+from runtime.messages import StepPlan, StepResult
+from runtime.process import Process, run
+from runtime.transport import Poller
+from runtime.types import IntArray
+from worker_proc.simulated import SimulatedEngine, Simulation
+
+Execute = Callable[[StepPlan], IntArray]
+"""A plan to its sampled tokens, int32 [samples]."""
+
+SIMULATED_PAGES = 1 << 16
+SIMULATED_CONTEXT = 1 << 15
+
+
+def serve(process: Process, execute: Execute) -> None:
+    """Execute plans in the order in which they come, until the supervisor ends the process."""
+    instance, name = process.instance, process.name
+    plans = process.transport.inbox(instance.wire(name), f"scheduler → {name}")
+    results = process.transport.outbox(instance.wire("results"), f"{name} → scheduler")
+    poller = Poller(plans, process.control)
+    while True:
+        poller.wait(None)
+        process.check_control()
+        for plan in plans.drain():
+            if not isinstance(plan, StepPlan):
+                raise ProtocolError(f"the scheduler sent a {type(plan).__name__} to a worker")
+            started_s = time.monotonic()
+            tokens = execute(plan)
+            # Every rank knows the same tokens; the scheduler hears them once.
+            if name == "worker-0":
+                results.send(
+                    StepResult(
+                        step=plan.step,
+                        tokens=tokens,
+                        started_s=started_s,
+                        ended_s=time.monotonic(),
+                    )
+                )
+
+
+def real_worker(process: Process) -> Execute:
+    """Load the model, agree on the pool, and say that work may come."""
+    import torch  # only here: the simulated worker starts without it
+
+    from worker_proc.engine import Engine
+    from worker_proc.threads import physical_cores
+
+    config = process.instance.config
+    num_threads = config.worker.threads or physical_cores()
+    torch.set_num_threads(num_threads)
+    files = process.instance.model
+    engine = Engine.load(
+        files,
+        dtype=config.model.dtype,
+        load_format=config.model.load_format,
+        progress=lambda fraction: process.progress(f"loading {files.name}", fraction),
+    )
+    page_size = config.scheduler.page_size
+    num_pages = config.worker.num_page_override or engine.capacity(
+        config.worker.kv_memory_fraction, page_size
+    )
+    begin = process.loaded(
+        num_pages, engine.config.max_position_embeddings, engine.config.vocab_size
+    )
+    engine.begin(begin.num_pages, page_size, config.scheduler.max_running_req, begin.max_seq_len)
+    dtype = str(engine.dtype).removeprefix("torch.")
+    process.ready(f"{files.name} from {files.path}, {dtype}, {num_threads} threads")
+    return engine.execute
+
+
+def simulated_worker(process: Process, simulation: Simulation) -> Execute:
+    """As `real_worker`, with no model behind it."""
+    config = process.instance.config
+    page_size = config.scheduler.page_size
+    begin = process.loaded(
+        config.worker.num_page_override or SIMULATED_PAGES,
+        SIMULATED_CONTEXT,
+        simulation.vocab_size,
+    )
+    engine = SimulatedEngine(
+        simulation,
+        num_pages=begin.num_pages,
+        page_size=page_size,
+        num_slots=config.scheduler.max_running_req,
+        max_seq_len=begin.max_seq_len,
+    )
+    process.ready(f"simulated, {simulation.answers} answers, {simulation.step_s * 1e3:g} ms a step")
+
+    def execute(plan: StepPlan) -> IntArray:
+        end = time.monotonic() + simulation.step_time(len(plan.out_loc))
+        tokens = engine.execute(plan)
+        time.sleep(max(0.0, end - time.monotonic()))
+        return tokens
+
+    return execute
+
+
+def main(process: Process, arguments: argparse.Namespace) -> None:
+    if arguments.simulated:
+        simulation = Simulation(
+            vocab_size=arguments.vocab_size,
+            answers=arguments.answers,
+            step_s=arguments.step_ms / 1e3,
+            token_s=arguments.token_us / 1e6,
+        )
+        serve(process, simulated_worker(process, simulation))
+    else:
+        serve(process, real_worker(process))
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line beside what every process takes."""
+    result = argparse.ArgumentParser(prog="python -m worker_proc")
+    result.add_argument("--rank", type=int, default=0, help="this worker's tensor-parallel rank")
+    result.add_argument("--simulated", action="store_true", help="no model: simulated answers")
+    group = result.add_argument_group("with --simulated")
+    group.add_argument("--answers", choices=("random", "echo", "attend"), default="random")
+    group.add_argument("--vocab-size", type=int, default=32000)
+    group.add_argument("--step-ms", type=float, default=0.0, help="time of a step")
+    group.add_argument("--token-us", type=float, default=0.0, help="more for each of its tokens")
+    return result
+
+
+if __name__ == "__main__":
+    run(lambda arguments: f"worker-{arguments.rank}", main, parser())

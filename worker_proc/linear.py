@@ -1,0 +1,52 @@
+"""Matrix products with a model's weights: oneDNN with weights packed at load, or plain torch.
+
+Packed is about twice as fast where few rows meet a large matrix, which is what a decode step is.
+"""
+
+from typing import Protocol
+
+import torch
+from torch.nn import functional
+
+
+class Linear(Protocol):
+    """y = x Wᵀ + b. x: [n, in_features] -> [n, out_features], same dtype."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+
+
+class PlainLinear:
+    """By torch, on the weight as it is: what a tied embedding needs, whose rows are also looked up.
+
+    weight: [out_features, in_features]. bias: [out_features] or None.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        self._weight = weight
+        self._bias = bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.linear(x, self._weight, self._bias)
+
+
+class PackedLinear:
+    """By oneDNN, on its own copy of the weight in blocked layout; the caller drops the original.
+
+    The two mkldnn operators are those that torch.compile emits on CPU (torch 2.13), not public.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+        self._bias = bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
+            x, self._weight, self._bias, "none", [], ""
+        )
+        return product
+
+
+def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+    """The fastest product this build of torch has for `weight`."""
+    packs = torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+    return PackedLinear(weight, bias) if packs else PlainLinear(weight, bias)
