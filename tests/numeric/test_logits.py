@@ -1,5 +1,6 @@
 """The engine against transformers: logits of tiny and real models, greedy texts, every batching."""
 
+import importlib
 import importlib.util
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from worker_proc.attention import AttentionStep
 from worker_proc.engine import Engine
 from worker_proc.models import CausalLM
 
-gguf_utils: Any = transformers.modeling_gguf_pytorch_utils
+gguf_utils: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
 
 _TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2}
 # Weights this small keep bfloat16's own rounding, theirs and ours, well inside the tolerance.
