@@ -51,6 +51,8 @@ class _Layout:
     values: Callable[[Any], tuple[Any, ...]]
     packs: tuple[tuple[int, _Convert], ...]
     unpacks: tuple[_Convert, ...]
+    build: Callable[[list[Any]], Any]
+    """The message of its field values, in order."""
 
 
 class Codec:
@@ -93,7 +95,7 @@ class Codec:
     def decode(self, frame: bytes) -> tuple[Header, Any]:
         """The message in `frame`; ProtocolError if it is not exactly one of ours."""
         try:
-            items = msgpack.unpackb(frame, raw=False, use_list=True)
+            items = msgpack.unpackb(frame)
         except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as e:
             raise ProtocolError(f"undecodable frame of {len(frame)} bytes: {e}") from None
         if not isinstance(items, list) or len(items) < _HEADER_FIELDS:
@@ -113,7 +115,7 @@ class Codec:
             message = _unpack_fields(layout, items[_HEADER_FIELDS:])
         except (ValueError, TypeError, OverflowError, RecursionError) as e:
             raise ProtocolError(f"undecodable {layout.cls.__name__}: {e!s:.200}") from None
-        return Header(sender=sender, epoch=Epoch(epoch), number=number), message
+        return _header([sender, epoch, number]), message
 
 
 def _shown(value: object) -> str:
@@ -131,8 +133,7 @@ def _pack_fields(layout: _Layout, message: object) -> list[Any]:
 def _unpack_fields(layout: _Layout, values: Any) -> Any:
     if type(values) is not list or len(values) != len(layout.names):
         raise ValueError(f"expected {len(layout.names)} fields")
-    unpacked = [unpack(value) for unpack, value in zip(layout.unpacks, values, strict=True)]
-    return layout.cls(**dict(zip(layout.names, unpacked, strict=True)))
+    return layout.build([f(value) for f, value in zip(layout.unpacks, values, strict=False)])
 
 
 def _layout(cls: type, code: int) -> _Layout:
@@ -147,7 +148,29 @@ def _layout(cls: type, code: int) -> _Layout:
         values=getter if len(names) != 1 else lambda m: (getter(m),),
         packs=tuple((i, c.pack) for i, c in enumerate(converters) if c.pack is not None),
         unpacks=tuple(c.unpack for c in converters),
+        build=_builder(cls, names),
     )
+
+
+def _builder(cls: type, names: tuple[str, ...]) -> Callable[[list[Any]], Any]:
+    """What makes a `cls` of its field values.
+
+    A frozen dataclass's own __init__ takes 1.9 µs for the 14 fields of a StepPlan; setting the
+    slots directly takes 0.7. Classes that normalise their fields when made (__post_init__) are made
+    the ordinary way.
+    """
+    if hasattr(cls, "__post_init__"):
+        return lambda values: cls(**dict(zip(names, values, strict=True)))
+    new = object.__new__
+    setters = tuple(cls.__dict__[name].__set__ for name in names)
+
+    def build(values: list[Any]) -> Any:
+        made: Any = new(cls)
+        for set_field, value in zip(setters, values, strict=False):
+            set_field(made, value)
+        return made
+
+    return build
 
 
 def _field(hint: Any) -> _Field:
@@ -169,14 +192,23 @@ def _field(hint: Any) -> _Field:
     return _Field(None, _plain(dict if origin is dict else hint))
 
 
-def _array(dtype: str) -> _Field:
+def _array(code: str) -> _Field:
+    """Arrays are read-only views into the frame; most of a plan's are empty, so those cost
+    nothing.
+    """
+    dtype = np.dtype(code)
+    empty = np.frombuffer(b"", dtype)
+    frombuffer = np.frombuffer
+
     def pack(value: Any) -> bytes:
-        return np.ascontiguousarray(value, dtype).tobytes()
+        if value.dtype != dtype or value.ndim != 1:
+            raise TypeError(f"a {value.ndim}-d array of {value.dtype} where 1-d {dtype} is due")
+        return value.tobytes()  # type: ignore[no-any-return]
 
     def unpack(value: Any) -> Any:
         if type(value) is not bytes:
             raise TypeError(f"an array must be bytes, not {type(value).__name__}")
-        return np.frombuffer(value, dtype)
+        return frombuffer(value, dtype) if value else empty
 
     return _Field(pack, unpack)
 
@@ -210,3 +242,6 @@ def _plain(cls: type) -> _Convert:
         raise TypeError(f"expected {cls.__name__}, not {type(value).__name__}")
 
     return unpack
+
+
+_header = _builder(Header, ("sender", "epoch", "number"))

@@ -149,7 +149,7 @@ class LLM:
 
     # ---- inside ---------------------------------------------------------------------------
 
-    def _run(self, calls: list[Callable[[], Any]], use_tqdm: bool) -> list[Json]:
+    def _run(self, calls: Sequence[Callable[[], Any]], use_tqdm: bool) -> list[Json]:
         async def all_of_them() -> list[Completion]:
             bar = tqdm(total=len(calls), desc="requests", disable=not use_tqdm)
             with bar:
