@@ -1,4 +1,6 @@
-"""A checkpoint of a preset's exact shape with random weights, for benchmarks that must load one from disk."""
+"""A checkpoint of a preset's exact shape with random weights, for benchmarks that must load one
+from disk.
+"""
 
 import json
 import shutil

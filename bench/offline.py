@@ -1,6 +1,8 @@
-"""Throughput of `LLM.generate` on the shared workloads:  python -m bench.offline [--dtype bf16|fp32] [--json]
+"""Throughput of `LLM.generate` on the shared workloads:  python -m bench.offline [--dtype
+bf16|fp32] [--json]
 
-Whole-system figures: all processes run, the prefill is included, each workload's best of three calls.
+Whole-system figures: all processes run, the prefill is included, each workload's best of three
+calls.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """What scheduling costs:  python -m bench.scheduler [--page-size 16] [--json]
 
-Planning and applying are timed in process with 512-token prompts, in a steady state of decodes; radix operations on a
-tree of 1,000 sequences of 2,000 tokens that share 1,500; the worker's idle share over the real sockets, with a simulated
-worker and 256 requests.
+Planning and applying are timed in process with 512-token prompts, in a steady state of decodes;
+radix operations on a tree of 1,000 sequences of 2,000 tokens that share 1,500; the worker's idle
+share over the real sockets, with a simulated worker and 256 requests.
 """
 
 import argparse
@@ -96,7 +96,9 @@ def timed(call: Callable[[], Any], times: list[float]) -> Any:
 
 
 def radix(page_size: int) -> dict[str, dict[str, float]]:
-    """Seconds of a match with 1,500 tokens hit, an insert of 500 new ones, and the eviction of one leaf."""
+    """Seconds of a match with 1,500 tokens hit, an insert of 500 new ones, and the eviction of one
+    leaf.
+    """
     rng = np.random.default_rng(0)
     tree = RadixTree(page_size)
     head = rng.integers(0, 30000, SHARED_LEN, dtype=np.int32)
@@ -120,7 +122,7 @@ def radix(page_size: int) -> dict[str, dict[str, float]]:
         assert found >= shared_pages
         rest, own = new[found * page_size :], pages((NUM_KEYS + number) * key_pages)[found:]
         timed(lambda n=match.node, r=rest, o=own: tree.insert(n, r, o), times["insert"])
-        timed(lambda n=len(own): tree.evict(n), times["evict_one"])
+        timed(lambda o=own: tree.evict(len(o)), times["evict_one"])
     return {name: quantiles(values) for name, values in times.items()}
 
 
@@ -139,7 +141,9 @@ def messages(page_size: int) -> dict[str, dict[str, float]]:
 
 
 def idle_share(step_ms: float, overlap: bool, page_size: int) -> float:
-    """The worker's share of time between steps in which it had none, 256 requests over real sockets."""
+    """The worker's share of time between steps in which it had none, 256 requests over real
+    sockets.
+    """
     options = {
         "max_running_req": IDLE_REQUESTS,
         "page_size": page_size,

@@ -1,6 +1,7 @@
 """From launch to the first token, as a user sees it:  python -m bench.start [--json]
 
-A fresh interpreter makes an `LLM` and asks it for a token; the clock runs from that interpreter's start. The file
+A fresh interpreter makes an `LLM` and asks it for a token; the clock runs from that interpreter's
+start. The file
 cache is warm: each model is started RUNS times and the fastest counts.
 """
 

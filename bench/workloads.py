@@ -1,7 +1,7 @@
 """The work on which Tandem and its peers are compared: token ids from a fixed seed, no text.
 
-Each workload is (prompts, output lengths). End-of-sequence is ignored and decoding is greedy; throughput is output
-tokens per wall second of one generate call, best of three.
+Each workload is (prompts, output lengths). End-of-sequence is ignored and decoding is greedy;
+throughput is output tokens per wall second of one generate call, best of three.
 """
 
 import random

@@ -57,6 +57,7 @@ class Generate:
     given}.
     stream: a Chunk per step with new text, else one final Chunk with everything.
     timeout_s: the request is aborted this long after its arrival.
+    priority: with the policy "priority", higher goes first.
     """
 
     request: int
@@ -66,6 +67,7 @@ class Generate:
     sampling: SamplingParams
     stream: bool
     timeout_s: float | None
+    priority: int = 0
 
 
 @CODEC.register(3)
@@ -220,6 +222,7 @@ class Submit:
     sampling: SamplingParams
     stop_ids: tuple[int, ...]
     deadline_s: float | None
+    priority: int = 0
 
 
 @CODEC.register(41)

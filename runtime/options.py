@@ -74,6 +74,12 @@ class SchedulerOptions:
         "radix keeps finished sequences for later prompts that start alike; naive keeps nothing",
         choices=("radix", "naive"),
     )
+    policy: str = option(
+        "fcfs",
+        "who is admitted first: fcfs by arrival, lpm by the longest cached prefix, priority by the"
+        " request's priority, which may push others out",
+        choices=("fcfs", "lpm", "priority"),
+    )
     overlap: bool = option(True, "plan step N+1 while step N runs")
 
 

@@ -54,42 +54,76 @@ class Planner:
         self._catching_up: dict[Slot, Request] = {}
         """Admitted requests with more than one token to compute, in order of admission."""
         self._closed = False
-        self.under_pressure = False
-        """Whether the last call of `plan` failed for want of pages."""
+        """Whether nobody is admitted until someone ends."""
+        self._under_pressure = False
+        """Whether the last `plan` failed for want of pages."""
+        self._blocked: Request | None = None
+        """Who was to be admitted when the pages did not suffice."""
 
     def plan(self, step: int) -> PlanBuilder | None:
-        """The next step's parts, or None if there is nothing to compute or no page to do it in."""
+        """The next step's parts; None if there is nothing to compute, or if someone must make room
+        first.
+        """
         self._refresh()
-        self.under_pressure = not self._add_decodes()
-        if self.under_pressure:
+        if self._preempted() is not None:
+            return None
+        self._under_pressure = not self._add_decodes()
+        if self._under_pressure:
             return None
         budget = self._budget
         for slot in list(self._catching_up):
             budget -= self._add_chunk(step, slot, budget)
         while budget > 0 and self._can_admit():
-            if (slot_ := self._admit(self._queue.head())) is None:
+            if (admitted := self._admit(self._queue.head())) is None:
+                self._blocked = self._queue.head()
                 break
-            budget -= self._add_chunk(step, slot_, budget)
+            budget -= self._add_chunk(step, admitted, budget)
         if not self._builder.num_tokens:
-            self.under_pressure = bool(self._catching_up)
+            self._under_pressure = bool(self._catching_up)
             return None
         builder, self._builder = self._builder, PlanBuilder(self._page_size)
         self._memory.allocator.settle()
         return builder
+
+    def victim(self) -> Request | None:
+        """Who must make room, nothing being in flight: the youngest of the lowest rank; None if
+        nobody.
+
+        Raises IntegrityError if the one request that runs finds no room.
+        """
+        if (preempted := self._preempted()) is not None:
+            return preempted
+        if not self._under_pressure:
+            return None
+        if len(self._slots.owners) < 2:
+            raise IntegrityError("the pool is too small for the one request that runs")
+        self._closed = True
+        return self._lowest()
+
+    def _preempted(self) -> Request | None:
+        """The running request that the head of the queue pushes out, if it gets in no other way."""
+        queue = self._queue
+        if self._closed or not queue.may_preempt or not self._slots.owners:
+            return None
+        if self._slots.num_free and queue.head() is not self._blocked:
+            return None
+        lowest = self._lowest()
+        return lowest if queue.preempts(lowest) else None
+
+    def _lowest(self) -> Request:
+        running = self._slots.owners.values()
+        return min(running, key=lambda request: (request.rank, -request.submit.arrival))
 
     def forget(self, slot: Slot) -> None:
         """The slot is about to be released."""
         self._catching_up.pop(slot, None)
         self._is_decoding[slot] = False
         self._stale = True
+        self._blocked = None
 
     def someone_ended(self) -> None:
         """Pages came free for good: admissions may go on."""
         self._closed = False
-
-    def someone_retracted(self) -> None:
-        """The pool is too small for what runs: admit nobody until someone ends."""
-        self._closed = True
 
     def check_integrity(self) -> None:
         """Every running slot is decoding, catching up, or waits for its last tokens only."""
@@ -206,7 +240,7 @@ class Planner:
         if needed - len(pages) > memory.num_available - self._num_reserved():
             memory.unlock_prefix(request)
             return None
-        self._queue.remove(request)
+        self._queue.admit(request)
         request.move(State.RUNNING)
         slot = table.claim(request)
         self._builder.set_up(slot, request)

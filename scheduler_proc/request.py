@@ -1,6 +1,6 @@
 """A request as the scheduler knows it, and the moves that it may make."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
@@ -43,7 +43,13 @@ class Request:
     """The end of its locked path in the prefix cache, while it runs."""
     num_cached: int | None = None
     """Prompt tokens found in the cache when it was first admitted."""
-    num_retractions: int = field(default=0)
+    num_retractions: int = 0
+    queued_at: int = 0
+    """How many admissions there had been when it came."""
+    rank: int = 0
+    """While it runs: what its policy made of it when it was admitted; the lowest is retracted
+    first.
+    """
 
     @property
     def id(self) -> RequestId:

@@ -34,6 +34,7 @@ from scheduler_proc.counters import Counters
 from scheduler_proc.memory import KvMemory
 from scheduler_proc.pages import PageAllocator
 from scheduler_proc.planner import Planner
+from scheduler_proc.policies import policy_of
 from scheduler_proc.queue import WaitingQueue
 from scheduler_proc.radix import RadixTree
 from scheduler_proc.request import Request, State
@@ -64,7 +65,7 @@ class Scheduler:
             RadixTree(options.page_size) if options.cache_type == "radix" else NaiveCache()
         )
         self._memory = KvMemory(PageAllocator(num_pages), cache, self._slots, options.page_size)
-        self._queue = WaitingQueue()
+        self._queue = WaitingQueue(policy_of(options.policy, cache))
         self._live: dict[RequestId, Request] = {}
         self._deadlines: list[tuple[float, RequestId]] = []
         self._in_flight: deque[_InFlight] = deque()
@@ -141,9 +142,10 @@ class Scheduler:
         if len(self._in_flight) >= self._depth:
             return None
         while not (builder := self._planner.plan(self._step)):
-            if self._in_flight or not self._planner.under_pressure:
+            # A plan in flight may hold whoever must go: wait for its result first.
+            if self._in_flight or (victim := self._planner.victim()) is None:
                 return None
-            self._retract()
+            self._retract(victim)
         slots = builder.sampling_slots()
         self._in_flight.append(_InFlight(self._step, slots, self._slots.tenure[slots]))
         plan = builder.build(self._step)
@@ -269,18 +271,13 @@ class Scheduler:
         self.counters.ended += 1
         self._planner.someone_ended()
 
-    def _retract(self) -> None:
-        """Make room: the youngest running request waits again, its pages free or evictable."""
-        running = self._slots.owners.values()
-        if len(running) < 2:
-            raise IntegrityError("the pool is too small for the one request that runs")
-        request = max(running, key=lambda r: r.submit.arrival)
+    def _retract(self, request: Request) -> None:
+        """Make room: a running request waits again, its pages free or evictable."""
         self._leave_slot(request)
         request.move(State.WAITING)
         request.num_retractions += 1
         self._queue.put_back(request)
         self.counters.retractions += 1
-        self._planner.someone_retracted()
 
     def _leave_slot(self, request: Request) -> None:
         slot = request.slot

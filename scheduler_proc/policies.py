@@ -1,0 +1,93 @@
+"""Who is admitted next, and who is retracted first.
+
+No policy starves anybody. Counted in admissions since a request came, it goes next at the latest
+
+    fcfs       after all that came before it: nobody overtakes
+    lpm        after all that came before it, and PATIENCE overtakers for each of them and for
+    itself priority   once PATIENCE admissions for each level between it and the highest priority in
+    use have passed it by;
+               those after it by arrival no longer overtake it then, nor push it out of its slot
+"""
+
+from collections.abc import Iterable
+from itertools import islice
+from typing import Protocol
+
+from scheduler_proc.cache import PrefixCache
+from scheduler_proc.request import Request
+
+PATIENCE = 32
+"""Admissions that may pass a request by before it counts for more."""
+LPM_WINDOW = 128
+"""How many of the waiting, oldest first, longest-prefix-first compares."""
+
+
+class Policy(Protocol):
+    """An order of the waiting requests.
+
+    preempts: whether one that gets in no other way may push out a running one of a lower rank.
+    """
+
+    preempts: bool
+
+    def choose(self, waiting: Iterable[Request], num_admitted: int) -> Request:
+        """The next to admit of `waiting`, which is in order of arrival and not empty.
+
+        num_admitted: admissions so far.
+        """
+
+    def rank(self, request: Request, num_admitted: int) -> int:
+        """What a running request weighs when pages are short: the lowest goes first."""
+
+
+class FirstComeFirstServed:
+    """By arrival."""
+
+    preempts = False
+
+    def choose(self, waiting: Iterable[Request], num_admitted: int) -> Request:
+        return next(iter(waiting))
+
+    def rank(self, request: Request, num_admitted: int) -> int:
+        return 0
+
+
+class LongestPrefixFirst(FirstComeFirstServed):
+    """By the number of prompt tokens that are cached already, then by arrival.
+
+    Source: cache-aware scheduling of RadixAttention (SGLang, arXiv 2312.07104).
+    """
+
+    def __init__(self, cache: PrefixCache) -> None:
+        self._cache = cache
+        self._oldest: Request | None = None
+        self._oldest_since = 0
+
+    def choose(self, waiting: Iterable[Request], num_admitted: int) -> Request:
+        window = list(islice(waiting, LPM_WINDOW))
+        if window[0] is not self._oldest:
+            self._oldest, self._oldest_since = window[0], num_admitted
+        if num_admitted - self._oldest_since >= PATIENCE:
+            return window[0]
+        return max(window, key=lambda request: self._cache.match_length(request.ids[:-1]))
+
+
+class HighestPriorityFirst:
+    """By priority, which grows by one for every PATIENCE admissions that a request has seen
+    pass.
+    """
+
+    preempts = True
+
+    def choose(self, waiting: Iterable[Request], num_admitted: int) -> Request:
+        return max(waiting, key=lambda request: self.rank(request, num_admitted))
+
+    def rank(self, request: Request, num_admitted: int) -> int:
+        return request.submit.priority + (num_admitted - request.queued_at) // PATIENCE
+
+
+def policy_of(name: str, cache: PrefixCache) -> Policy:
+    """The policy that the option `policy` names."""
+    if name == "lpm":
+        return LongestPrefixFirst(cache)
+    return HighestPriorityFirst() if name == "priority" else FirstComeFirstServed()
