@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from runtime.errors import ProtocolError, TandemError, UserError
 from runtime.instance import Instance
 from runtime.messages import Begin, Fatal, Heartbeat, Loaded, Progress, Ready, Shutdown
-from runtime.transport import Duplex, Poller, Transport
+from runtime.transport import Duplex, Poller, Transport, remove_dead_socket
 from runtime.types import Epoch
 
 HEARTBEAT_S = 1.0
@@ -170,8 +170,7 @@ class _Keeper:
                 os._exit(0)
             ready = poller.wait(min(next_beat, exit_at or next_beat) - now)
             if self._has_parent and self._is_orphan(_STDIN in ready):
-                self._instance.remove()
-                os._exit(1)
+                self._leave_nothing()
             for message in self._inside.drain():
                 if isinstance(message, Shutdown):
                     link.close()
@@ -185,6 +184,14 @@ class _Keeper:
             except ProtocolError as e:
                 link.send(Fatal(kind="internal", text=str(e)))
                 exit_at = time.monotonic() + 0.1
+
+    def _leave_nothing(self) -> NoReturn:
+        """End at once, with what this process has started (a compiler, say) and every file."""
+        self._instance.remove()
+        remove_dead_socket(self._instance.endpoint)
+        if os.getpgrp() == os.getpid():
+            os.killpg(0, signal.SIGKILL)
+        os._exit(1)
 
     def _is_orphan(self, stdin_ready: bool) -> bool:
         """The parent holds the other end of standard input: it ends when the parent does."""

@@ -6,22 +6,28 @@ wire, never skipped.
 """
 
 import contextlib
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import zmq
 import zmq.asyncio
 
 from runtime.codec import Header
-from runtime.errors import ConfigError, PeerError, ProtocolError
+from runtime.errors import ConfigError, PeerError, ProtocolError, RequestError
 from runtime.messages import CODEC
 from runtime.types import Epoch
 
 INTERNAL_HWM = 10_000
 """Messages that may wait on an internal wire; one more means that the peer is stuck."""
-CLIENT_HWM = 10_000
+CLIENT_HWM = 1000
 """Messages that may wait for one client; a client that lets more gather loses its requests."""
+BURST = 1000
+"""Messages that one look at a socket takes: a peer that never stops sending must not keep its
+reader from everybody else.
+"""
 LINGER_MS = 1000
 """How long a closing socket may take to hand over its last messages."""
 MAX_FRAME_BYTES = 64 << 20
@@ -38,8 +44,9 @@ class Numbering:
     def encode(self, message: object) -> bytes:
         """The frame of the next message."""
         header = Header(sender=self._sender, epoch=self._epoch, number=self._next)
-        self._next += 1
-        return CODEC.encode(message, header)
+        frame = CODEC.encode(message, header)
+        self._next += 1  # only now: what can't be encoded leaves no gap
+        return frame
 
 
 class SequenceCheck:
@@ -75,10 +82,15 @@ class Socket:
         self.raw.close()
 
     def _receive(self) -> Iterator[list[bytes]]:
-        """The multipart messages that are here now."""
+        """The multipart messages that are here now, BURST at most."""
         with contextlib.suppress(zmq.Again):
-            while True:
+            for _ in range(BURST):
                 yield self.raw.recv_multipart(zmq.NOBLOCK)
+
+    def _receive_single(self) -> Iterator[bytes]:
+        """The same where each message is one frame; any other comes as b"", which is no message."""
+        for parts in self._receive():
+            yield parts[0] if len(parts) == 1 else b""
 
 
 class Outbox(Socket):
@@ -112,8 +124,8 @@ class Inbox(Socket):
 
     def drain(self) -> Iterator[Any]:
         """The messages that are here now, in order."""
-        for parts in self._receive():
-            yield self._check.decode(parts[-1])[1]
+        for frame in self._receive_single():
+            yield self._check.decode(frame)[1]
 
 
 class Duplex(Outbox):
@@ -125,8 +137,8 @@ class Duplex(Outbox):
 
     def drain(self) -> Iterator[Any]:
         """The messages that are here now, in order."""
-        for parts in self._receive():
-            yield self._check.decode(parts[-1])[1]
+        for frame in self._receive_single():
+            yield self._check.decode(frame)[1]
 
 
 class Router(Socket):
@@ -205,14 +217,27 @@ class AsyncDealer:
         self._events = self._raw.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._numbering = Numbering(name, Epoch(0))
         try:
+            _allow_ipv6(self._raw, address)
             self._raw.connect(address)
         except zmq.ZMQError as e:
-            self.close()
+            self.close(deliver=False)
             raise ConfigError(f"can't connect to {address!r}: {e}") from None
 
     async def send(self, message: object) -> None:
-        """Queue the message."""
-        await self._raw.send(self._numbering.encode(message))
+        """Queue the message; RequestError for one that the server couldn't read.
+
+        The server ends a connection that sends it such a message, and every call on it.
+        """
+        try:
+            frame = self._numbering.encode(message)
+            CODEC.decode(frame)
+        except (AttributeError, TypeError, ValueError, OverflowError, ProtocolError) as e:
+            raise RequestError(f"this can't be sent: {e}") from None
+        if len(frame) > MAX_FRAME_BYTES:
+            raise RequestError(
+                f"this has {len(frame)} bytes; a server takes {MAX_FRAME_BYTES}: send less at once"
+            )
+        await self._raw.send(frame)
 
     async def receive(self) -> Any:
         """The next message; ProtocolError if the server speaks something else."""
@@ -223,11 +248,11 @@ class AsyncDealer:
         """Returns when the server's end is gone."""
         await self._events.recv_multipart()
 
-    def close(self) -> None:
-        """Send what is queued, for LINGER_MS at most, and close."""
+    def close(self, deliver: bool = True) -> None:
+        """Close, after sending what is queued (for LINGER_MS at most) if `deliver`."""
         self._raw.disable_monitor()
         self._events.close(linger=0)
-        self._raw.close()
+        self._raw.close(linger=LINGER_MS if deliver else 0)
         self._context.term()
 
 
@@ -310,9 +335,43 @@ def check_endpoint(address: str) -> None:
         )
 
 
-def _bind(raw: "zmq.Socket[bytes]", address: str) -> None:
+def remove_dead_socket(address: str) -> None:
+    """Delete the socket file of an ipc address at which nobody listens any more."""
+    path = _socket_file(address)
+    if path is not None and path.is_socket() and not _answers(path):
+        path.unlink(missing_ok=True)
+
+
+def _socket_file(address: str) -> Path | None:
+    """The file of an ipc address; an abstract one ("ipc://@name") has none."""
+    scheme, _, rest = address.partition("://")
+    return Path(rest) if scheme == "ipc" and not rest.startswith("@") else None
+
+
+def _answers(path: Path) -> bool:
+    """Whether a process listens at this socket file."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except BlockingIOError:  # its queue of connections is full
+            return True
+        except OSError:
+            return False
+    return True
+
+
+def _allow_ipv6(raw: "zmq.Socket[Any]", address: str) -> None:
     if address.startswith("tcp://["):
         raw.setsockopt(zmq.IPV6, 1)
+
+
+def _bind(raw: "zmq.Socket[bytes]", address: str) -> None:
+    _allow_ipv6(raw, address)
+    path = _socket_file(address)
+    if path is not None and path.exists() and (not path.is_socket() or _answers(path)):
+        # ZeroMQ would delete the file, and so take the address away from whoever has it.
+        raise ConfigError(f"can't listen at {address}: it is in use; choose another endpoint")
     try:
         raw.bind(address)
     except zmq.ZMQError as e:

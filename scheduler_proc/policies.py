@@ -1,12 +1,12 @@
 """Who is admitted next, and who is retracted first.
 
-No policy starves anybody. Counted in admissions since a request came, it goes next at the latest
+No policy starves anybody. Of the requests that come after it, a waiting one is overtaken
 
-    fcfs       after all that came before it: nobody overtakes
-    lpm        after all that came before it, and PATIENCE overtakers for each of them and for
-    itself priority   once PATIENCE admissions for each level between it and the highest priority in
-    use have passed it by;
-               those after it by arrival no longer overtake it then, nor push it out of its slot
+    fcfs       by none
+    lpm        by PATIENCE at most, counted from when it is the oldest
+    priority   by those only that come before PATIENCE admissions have passed it by for each level
+               that they are above it, and so by a bounded number: the queue is bounded; and once
+               it runs, nobody of the level it has reached pushes it out again
 """
 
 from collections.abc import Iterable
