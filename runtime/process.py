@@ -21,12 +21,14 @@ from typing import Any, NoReturn
 from runtime.errors import ProtocolError, TandemError, UserError
 from runtime.instance import Instance
 from runtime.messages import Begin, Fatal, Heartbeat, Loaded, Progress, Ready, Shutdown
-from runtime.transport import Duplex, Poller, Transport, remove_dead_socket
+from runtime.transport import Duplex, Poller, Transport, remove_socket_file
 from runtime.types import Epoch
 
 HEARTBEAT_S = 1.0
 EXIT_GRACE_S = 2.0
 """How long the main thread may take to end by itself once a shutdown has come."""
+ENDPOINT_FILE = "endpoint"
+"""In the instance's folder: where clients connect, once the tokenizer listens there."""
 _STDIN = 0
 
 
@@ -187,8 +189,10 @@ class _Keeper:
 
     def _leave_nothing(self) -> NoReturn:
         """End at once, with what this process has started (a compiler, say) and every file."""
+        if (self._instance.folder / ENDPOINT_FILE).exists():
+            # Whoever listens there is of this server and ends too.
+            remove_socket_file(self._instance.endpoint, only_if_dead=False)
         self._instance.remove()
-        remove_dead_socket(self._instance.endpoint)
         if os.getpgrp() == os.getpid():
             os.killpg(0, signal.SIGKILL)
         os._exit(1)

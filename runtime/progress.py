@@ -1,5 +1,6 @@
-"""Progress bars for what starting processes report."""
+"""Shows what starting processes report: bars on a terminal, one line each in a log file."""
 
+import sys
 from typing import Any
 
 from tqdm.auto import tqdm
@@ -8,7 +9,7 @@ from runtime.messages import Progress
 
 
 class LoadingBars:
-    """One bar per process that has told how far it is."""
+    """One bar, or one line, per process that has told what it does."""
 
     def __init__(self) -> None:
         self._bars: dict[str, Any] = {}
@@ -19,11 +20,19 @@ class LoadingBars:
             if (bar := self._bars.pop(name, None)) is not None:
                 bar.close()
             return
+        text = f"{name}: {news.text}"
         bar = self._bars.get(name)
         if bar is None:
+            is_terminal = sys.stderr.isatty()
+            if not is_terminal:
+                print(text, file=sys.stderr, flush=True)
             bar = self._bars[name] = tqdm(
-                total=100, bar_format="{desc}: {n:3.0f} % |{bar}|", mininterval=0.2
+                desc=text,
+                total=100,
+                bar_format="{desc}: {n:3.0f} % |{bar}|",
+                mininterval=0.2,
+                disable=not is_terminal,
             )
-            bar.set_description_str(f"{name}: {news.text}")
+        bar.set_description_str(text, refresh=False)
         if news.fraction is not None:
             bar.update(news.fraction * 100 - bar.n)

@@ -2,8 +2,10 @@
 `LLM`.
 """
 
+import contextlib
 import os
 import secrets
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable
@@ -14,6 +16,7 @@ from runtime.errors import ConfigError
 from runtime.instance import Instance
 from runtime.messages import Begin, Progress
 from runtime.models import find_model, find_tokenizer
+from runtime.process import ENDPOINT_FILE
 from runtime.supervisor import Command, Supervisor
 from runtime.transport import check_endpoint
 
@@ -29,7 +32,7 @@ class Server:
         *,
         on_line: Callable[[str], None] = lambda line: None,
         on_progress: Callable[[str, Progress | None], None] = lambda name, news: None,
-        echo: Callable[[str], object] = sys.stderr.write,
+        echo: Callable[[str], None] = lambda line: print(line, end="", file=sys.stderr, flush=True),
         simulated: tuple[str, ...] | None = None,
     ) -> None:
         """Look the model up and lay out the instance; nothing runs yet.
@@ -39,20 +42,25 @@ class Server:
         if config.server.endpoint is not None:
             check_endpoint(config.server.endpoint)
         model = find_model(config.model)
+        tokenizer = find_tokenizer(config.model, model)
         self.instance = Instance(
             folder=_private_folder(),
             config=config,
             model=model,
-            tokenizer=find_tokenizer(config.model, model),
+            tokenizer=tokenizer,
             server_id=secrets.token_hex(8),
         )
-        self.instance.save()
+        try:
+            self.instance.save()
+        except BaseException:
+            self.instance.remove()
+            raise
         self._supervisor = Supervisor(
             self.instance,
             _commands(config, simulated),
             on_line=on_line,
             on_progress=on_progress,
-            echo=echo,  # type: ignore[arg-type]
+            echo=echo,
         )
         self.facts: Begin | None = None
 
@@ -65,7 +73,7 @@ class Server:
         """Where clients connect. A port 0 that was asked for is replaced by the one that was
         bound.
         """
-        file = self.instance.folder / "endpoint"
+        file = self.instance.folder / ENDPOINT_FILE
         return file.read_text() if file.exists() else self.instance.endpoint
 
     @property
@@ -110,10 +118,10 @@ def _remove_left_behind(base: Path) -> None:
     """Folders of servers that were killed before any of their processes could clean up."""
     for folder in base.glob(f"{FOLDER_PREFIX}[0-9]*-*"):
         pid = folder.name.removeprefix(FOLDER_PREFIX).partition("-")[0]
-        if pid.isdecimal() and folder.stat().st_uid == os.getuid() and not _is_alive(int(pid)):
-            for file in folder.iterdir():
-                file.unlink(missing_ok=True)
-            folder.rmdir()
+        # Its own processes, or another server that starts, may be deleting it right now.
+        with contextlib.suppress(FileNotFoundError):
+            if pid.isdecimal() and folder.stat().st_uid == os.getuid() and not _is_alive(int(pid)):
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_alive(pid: int) -> bool:

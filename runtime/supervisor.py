@@ -26,7 +26,7 @@ from runtime.config import child_environment
 from runtime.errors import ConfigError, PeerError, ProcessDied, ProtocolError, TandemError
 from runtime.instance import Instance
 from runtime.messages import Begin, Fatal, Heartbeat, Loaded, Progress, Ready, Shutdown
-from runtime.transport import Poller, Router, SequenceCheck, Transport
+from runtime.transport import Poller, Router, SequenceCheck, Transport, remove_socket_file
 
 _LOG = logging.getLogger(__name__)
 
@@ -35,6 +35,8 @@ STOP_GRACE_S = 2.5
 """From the Shutdown message to SIGKILL."""
 HEARTBEAT_LIMIT_S = 30.0
 """A process whose I/O thread is silent for this long is taken for dead."""
+EXIT_WAIT_S = 0.5
+"""How long the last words of a process that exited by itself may still be on their way."""
 LAST_WORDS_LINES = 40
 
 
@@ -74,10 +76,17 @@ class _Child:
         self._reader.start()
 
     def _read(self, stream: IO[str], echo: Callable[[str], None]) -> None:
+        """Pass its lines on, to the end: a process whose lines nobody takes would stand still."""
         with stream:
             for line in stream:
                 self._lines.append(line.rstrip("\n"))
-                echo(line)
+                with contextlib.suppress(OSError, ValueError):  # the terminal is gone, or closed
+                    echo(line)
+
+    @property
+    def exited_by_itself(self) -> bool:
+        """Whether it is over and no signal ended it."""
+        return (self.process.returncode or 0) > 0
 
     def how_it_ended(self) -> str:
         """For an exited process: by which signal or status."""
@@ -88,12 +97,18 @@ class _Child:
         return f"exit status {code}"
 
     def last_words(self) -> str:
-        """What it said of its end, else the end of its standard error."""
-        self._reader.join(0.5)
-        return self.fatal.text if self.fatal else "\n".join(self._lines)
+        """The end of its standard error."""
+        self._reader.join(EXIT_WAIT_S)
+        return "\n".join(self._lines)
+
+    def kill(self) -> None:
+        """Kill it and whatever it has started (a compiler, say): it leads a group of its own."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
 
     def close(self) -> None:
         """Reap it and close the pipes to it."""
+        self.kill()
         self.process.wait()
         self._reader.join(1.0)
         if self.process.stdin is not None:
@@ -127,8 +142,8 @@ class Supervisor:
         self._begin: Begin | None = None
         self._stop_asked = threading.Event()
         self._up = threading.Event()
+        self._ending = threading.Event()
         self._over = threading.Event()
-        self._died = threading.Event()
         self._last_progress_s = time.monotonic()
         self.error: TandemError | None = None
         """Why the server ended, if nobody asked for it. Set before `wait` returns."""
@@ -138,31 +153,40 @@ class Supervisor:
         """Start everything; return the common facts when all are ready, or raise why it failed."""
         self._thread.start()
         self._up.wait()
-        if self.error is not None or self._begin is None:
+        if self._ending.is_set() or self._begin is None:
             self._over.wait()
             raise self.error or PeerError("the server was stopped while it started")
         return self._begin
 
     def stop(self) -> None:
         """End all processes; returns when they are gone. May be called more than once, from any
-        thread.
+        thread, and before `start`.
         """
         self._stop_asked.set()
-        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+        if self._thread.ident is None:
+            self._instance.remove()
+        elif self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._over.wait()
 
     def ask_to_stop(self) -> None:
         """`stop` without waiting: safe in a signal handler."""
         self._stop_asked.set()
 
+    @property
+    def was_asked_to_stop(self) -> bool:
+        """Whether the server ends because somebody wants it to."""
+        return self._stop_asked.is_set() and self.error is None
+
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until the server has ended; whether it has."""
         return self._over.wait(timeout_s)
 
-    @property
-    def has_died(self) -> bool:
-        """Whether the server is ending on account of a failure."""
-        return self._died.is_set()
+    def failure(self, timeout_s: float) -> TandemError | None:
+        """Why the server is ending, waiting up to `timeout_s` for it to end; None if it goes on,
+        or somebody asked for its end.
+        """
+        self._ending.wait(timeout_s)
+        return self.error
 
     @property
     def pids(self) -> dict[str, int]:
@@ -173,6 +197,7 @@ class Supervisor:
 
     def _run(self) -> None:
         transport = Transport("supervisor")
+        router: Router | None = None
         try:
             router = transport.router(self._instance.wire("supervisor"))
             self._watch(router)
@@ -182,11 +207,12 @@ class Supervisor:
             self.error = ProcessDied(f"the supervisor failed: {type(e).__name__}: {e}")
             _LOG.exception("the supervisor failed")
         finally:
-            if self.error is not None:
-                self._died.set()
+            self._ending.set()
             self._up.set()
-            self._end_children(router)
+            if router is not None:
+                self._end_children(router)
             transport.close()
+            remove_socket_file(self._instance.endpoint, only_if_dead=True)
             self._instance.remove()
             self._over.set()
 
@@ -195,23 +221,29 @@ class Supervisor:
         for command in self._commands:
             self._children.append(_Child(command, self._instance, self._echo))
         poller = Poller(router)
+        then = time.monotonic()
         while not self._stop_asked.is_set():
             poller.wait(TICK_S)
             self._receive(router)
-            self._look_for_deaths(router)
+            now = time.monotonic()
+            self._look_for_deaths(router, stood_still_s=max(0.0, now - then - 1.0))
+            then = now
             if not self._up.is_set():
                 self._start_up(router)
 
     def _receive(self, router: Router) -> None:
         for peer, frame in router.drain():
-            check = self._checks.setdefault(peer, SequenceCheck("to the supervisor"))
-            name, message = check.decode(frame)
+            known = next((n for n, p in self._peers.items() if p == peer), "unknown process")
+            check = self._checks.setdefault(peer, SequenceCheck("→ supervisor"))
+            try:
+                name, message = check.decode(frame)
+            except ProtocolError as e:
+                raise ProtocolError(f"{known} broke the protocol: {e}") from None
             child = next((c for c in self._children if c.name == name), None)
-            if child is None:
+            if child is None or self._peers.setdefault(name, peer) != peer:
                 raise ProtocolError(
                     f"a process that was not started here calls itself {name!r:.60}"
                 )
-            self._peers[name] = peer
             child.last_heard_s = time.monotonic()
             self._handle(child, message)
 
@@ -229,23 +261,33 @@ class Supervisor:
         elif not isinstance(message, Heartbeat):
             raise ProtocolError(f"{child.name} sent a {type(message).__name__} to the supervisor")
 
-    def _look_for_deaths(self, router: Router) -> None:
+    def _look_for_deaths(self, router: Router, stood_still_s: float) -> None:
+        """Raise what ended the first process that has died.
+
+        stood_still_s: for how long this thread itself was stopped (Ctrl-Z, say) and heard nobody.
+        """
         now = time.monotonic()
         for child in self._children:
+            child.last_heard_s = min(now, child.last_heard_s + stood_still_s)
             if child.fatal is None and child.process.poll() is None:
-                if now - child.last_heard_s < HEARTBEAT_LIMIT_S:
+                # Before its first word it may be slow to start: startup_timeout covers that.
+                if now - child.last_heard_s < HEARTBEAT_LIMIT_S or child.name not in self._peers:
                     continue
-                child.process.kill()
+                child.kill()
                 raise ProcessDied(f"{child.name} was silent for {HEARTBEAT_LIMIT_S:g} s")
-            if child.fatal is None:
-                self._receive(router)  # its last words may have come after the look at the socket
-            raise self._obituary(child)
+            raise self._obituary(child, router)
 
-    def _obituary(self, child: _Child) -> TandemError:
-        if child.fatal is not None and child.fatal.kind == "user":
-            return ConfigError(child.fatal.text)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.process.wait(EXIT_WAIT_S)
+    def _obituary(self, child: _Child, router: Router) -> TandemError:
+        """How it ended, in its own words if it had the time for any."""
+        deadline = time.monotonic() + EXIT_WAIT_S
+        poller = Poller(router)
+        while child.fatal is None and child.exited_by_itself and time.monotonic() < deadline:
+            poller.wait(TICK_S)
+            self._receive(router)
+        if child.fatal is not None:
+            if child.fatal.kind == "user":
+                return ConfigError(child.fatal.text)
+            return ProcessDied(f"{child.name} failed: {child.fatal.text}")
         words = child.last_words()
         return ProcessDied(
             f"{child.name} died ({child.how_it_ended()})" + (f":\n{words}" if words else "")
@@ -279,19 +321,12 @@ class Supervisor:
         deadline = time.monotonic() + STOP_GRACE_S
         for child in self._children:
             if child.name not in self._peers:
-                child.process.kill()  # it is not even far enough to be told
+                child.kill()  # it is not even far enough to be told
         for child in self._children:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.process.wait(max(0.0, deadline - time.monotonic()))
         for child in self._children:
-            if child.process.poll() is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(child.process.pid, signal.SIGKILL)
             child.close()
-
-
-EXIT_WAIT_S = 2.0
-"""How long a process that gave its last words may take to exit."""
 
 
 def common_facts(instance: Instance, loaded: Sequence[Loaded]) -> Begin:

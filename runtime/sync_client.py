@@ -3,17 +3,21 @@ once.
 """
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, Literal, Self, TypeVar, overload
 
 from runtime.client import AsyncClient, Completion, Prompt, Stream
+from runtime.errors import ConnectionLost
 from runtime.messages import Chunk, Tokenized, Welcome
 from runtime.sampling import SamplingParams
 from runtime.types import Json
 
 _T = TypeVar("_T")
+END_S = 1.0
+"""How long the calls of other threads may take to end once the client is closed."""
 
 
 class _LoopThread:
@@ -21,14 +25,18 @@ class _LoopThread:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="tandem client", daemon=True
-        )
+        self._lock = threading.Lock()
+        self._is_open = True
+        self._thread = threading.Thread(target=self._run, name="tandem client", daemon=True)
         self._thread.start()
 
     def submit(self, work: Coroutine[Any, Any, _T]) -> "Future[_T]":
-        """Start `work` on the loop."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+        """Start `work` on the loop; ConnectionLost if that is closed."""
+        with self._lock:
+            if self._is_open:
+                return asyncio.run_coroutine_threadsafe(work, self._loop)
+        work.close()
+        raise ConnectionLost("the client was closed")
 
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Its result; an interrupt of the waiting thread cancels it."""
@@ -39,10 +47,41 @@ class _LoopThread:
             future.cancel()
             raise
 
-    def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+    def clean_up(self, work: Coroutine[Any, Any, None]) -> None:
+        """`run` for what the garbage collector may call too, on any thread and at any time."""
+        with contextlib.suppress(ConnectionLost):
+            future = self.submit(work)
+            if threading.current_thread() is not self._thread:
+                future.result()
+
+    def close(self, last: Coroutine[Any, Any, None]) -> None:
+        """Do `last`, let every other call end by it, and end the thread; not twice."""
+        with self._lock:
+            is_first, self._is_open = self._is_open, False
+        if not is_first:
+            last.close()
+            return
+        asyncio.run_coroutine_threadsafe(self._end(last), self._loop)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.close()
+
+    async def _end(self, last: Coroutine[Any, Any, None]) -> None:
+        try:
+            await last
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            if others:
+                _, late = await asyncio.wait(others, timeout=END_S)
+                for task in late:
+                    task.cancel()
+            await self._loop.shutdown_asyncgens()
+        finally:
+            self._loop.call_soon(self._loop.stop)
 
 
 class SyncStream:
@@ -59,7 +98,7 @@ class SyncStream:
             while (chunk := self._loop.run(self._next())) is not None:
                 yield chunk
         finally:
-            self._loop.run(self._close())
+            self._loop.clean_up(self._close())
 
     def abort(self) -> None:
         """End the request; its last chunk still comes, with finish_reason abort."""
@@ -81,7 +120,7 @@ class Client:
         try:
             self._client = self._loop.run(AsyncClient.connect(endpoint, timeout_s))
         except BaseException:
-            self._loop.close()
+            self._loop.close(_nothing())
             raise
 
     def __enter__(self) -> Self:
@@ -92,9 +131,7 @@ class Client:
 
     def close(self) -> None:
         """Abort what is open and disconnect; a second call does nothing."""
-        if self._loop._thread.is_alive():
-            self._loop.run(self._client.close())
-            self._loop.close()
+        self._loop.close(self._client.close())
 
     @property
     def server(self) -> Welcome:
@@ -182,3 +219,7 @@ class Client:
     def async_client(self) -> AsyncClient:
         """The client underneath, for coroutines given to `run`."""
         return self._client
+
+
+async def _nothing() -> None:
+    """There is nothing left to do."""

@@ -335,10 +335,10 @@ def check_endpoint(address: str) -> None:
         )
 
 
-def remove_dead_socket(address: str) -> None:
-    """Delete the socket file of an ipc address at which nobody listens any more."""
+def remove_socket_file(address: str, *, only_if_dead: bool) -> None:
+    """Delete the file of an ipc address; with `only_if_dead`, unless somebody listens there."""
     path = _socket_file(address)
-    if path is not None and path.is_socket() and not _answers(path):
+    if path is not None and path.is_socket() and not (only_if_dead and _answers(path)):
         path.unlink(missing_ok=True)
 
 

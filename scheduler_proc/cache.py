@@ -1,9 +1,9 @@
 """What the scheduler asks of a prefix cache, and the cache that keeps nothing.
 
-Who owns a page of a running request's row, by page index (radix | naive):
+Who owns a page of a running request's row, by page index:
 
     [0, num_shared)           the cache; the request holds a lock on `node`, whose path spells them
-    | none: num_shared is 0 [num_shared, num_pages)   the request
+    [num_shared, num_pages)   the request; with the naive cache that is all, for num_shared is 0
 """
 
 from collections.abc import Sequence

@@ -91,8 +91,12 @@ class RadixTree:
             node = self._parent(node)
 
     def unlock(self, node: Node) -> None:
-        """Take back one lock on `node` and on its whole path. O(depth)."""
+        """Take back one lock on `node` and on its whole path, which was in use until now.
+        O(depth).
+        """
+        age = next(self._clock)
         while node is not self.root:
+            node.age = age
             node.locks -= 1
             if node.locks == 0:
                 self.num_evictable += len(node.pages)

@@ -5,7 +5,8 @@ Rules:
  2. Each step lets a request's planned tokens catch up with its promised ones; there are no phases.
  3. At most `depth` plans are in flight and are answered in order; a result belongs to the slots and
     tenures recorded with its plan.
- 4. A request is retracted only when no plan in flight holds it; the oldest never is.
+ 4. A request is retracted only when no plan in flight holds it; for want of pages, the oldest of
+    the highest rank never is.
  5. Every live request ends by exactly one final message.
 """
 

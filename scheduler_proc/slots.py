@@ -6,8 +6,7 @@ Counters of a running request, in tokens:
     0 ≤ planned ≤ promised ≤ known + 2, promised ≤ limit
 
     [0, planned)         computed by the plans built so far
-    [planned, promised)  to be planned; the ids up to `known` are here, those after it are being
-    sampled in plans in flight
+    [planned, promised)  to be planned; ids up to `known` are here, later ones are being sampled
 """
 
 import numpy as np

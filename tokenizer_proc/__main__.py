@@ -6,7 +6,7 @@ import argparse
 import time
 
 from runtime.messages import Begin
-from runtime.process import Process, Stopped, run
+from runtime.process import ENDPOINT_FILE, Process, Stopped, run
 from runtime.transport import Poller
 from tokenizer_proc.core import Forget, ToClient, TokenizerCore, ToScheduler
 from tokenizer_proc.loading import load_tokenizer
@@ -24,7 +24,7 @@ class Service:
         self._news = transport.inbox(instance.wire("tokenizer-0"), "scheduler → tokenizer-0")
         self._scheduler = transport.outbox(instance.wire("scheduler"), "tokenizer-0 → scheduler")
         self._clients = transport.router(instance.endpoint)
-        (instance.folder / "endpoint").write_text(self._clients.address)
+        (instance.folder / ENDPOINT_FILE).write_text(self._clients.address)
         self._core = TokenizerCore(
             tokenizer,
             index=0,
@@ -57,12 +57,12 @@ class Service:
             if self._news in ready:
                 for message in self._news.drain():
                     self._core.on_scheduler(message)
-            now = time.monotonic()
             if self._clients in ready:
                 for client, frame in self._clients.drain():
-                    self._core.on_client_frame(client, frame, now)
+                    self._core.on_client_frame(client, frame)
+            now = time.monotonic()
             if now >= next_tick:
-                self._core.tick(now)
+                self._core.tick()
                 next_tick = now + TICK_S
             self._act()
 

@@ -48,10 +48,15 @@ from tokenizer_proc.tokenizer import Tokenizer
 
 _LOG = logging.getLogger(__name__)
 
-CLIENT_SILENCE_S = 10.0
-"""A client that sends nothing for this long (it should send Hello every 2 s) loses its requests."""
+CLIENT_SILENCE_TICKS = 10
+"""A client that sends nothing for so many ticks, one a second, loses its requests; it should send
+Hello every 2 s. Ticks are counted and not seconds: while this process stands still (stopped by a
+signal, say) it hears nobody, and then the silence is its own.
+"""
 MAX_CHARS_PER_TOKEN = 64
-"""A text longer than this times max_seq_len is refused before it is tokenized."""
+"""A text longer than this times max_seq_len is refused before it is tokenized, and so are as many
+ids before they become text.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +84,8 @@ Action = ToClient | ToScheduler | Forget
 class _Client:
     """A connected client and its open calls, by the client's own numbers."""
 
-    last_heard_s: float
     requests: dict[int, LiveRequest]
+    silent_ticks: int = 0
 
 
 class TokenizerCore:
@@ -118,18 +123,23 @@ class TokenizerCore:
 
     # ---- from clients ---------------------------------------------------------------------
 
-    def on_client_frame(self, client: bytes, frame: bytes, now: float) -> None:
+    def on_client_frame(self, client: bytes, frame: bytes) -> None:
         """Anything at all from a client."""
         known = self._clients.get(client)
         if known is None:
-            known = self._clients[client] = _Client(now, {})
-        known.last_heard_s = now
+            known = self._clients[client] = _Client({})
+        known.silent_ticks = 0
         try:
             _, message = CODEC.decode(frame)
         except ProtocolError as e:
             self._to_client(client, Failed(request=None, kind="protocol", text=str(e)))
             return
         request = getattr(message, "request", None)
+        if request in known.requests and not isinstance(message, Abort):
+            # Not answered under that number, which would end the other call.
+            text = f"request number {request} is in use on this connection"
+            self._to_client(client, Failed(request=None, kind="protocol", text=text))
+            return
         try:
             self._on_client(client, known, message)
         except UserError as e:
@@ -147,10 +157,16 @@ class TokenizerCore:
                 self._to_scheduler(Abort(request=live.id))
         self._actions.append(Forget(client))
 
-    def tick(self, now: float) -> None:
-        """Let go of clients that have been silent for too long."""
+    def tick(self) -> None:
+        """A second has passed: let go of clients that have been silent for too long."""
         for client, known in list(self._clients.items()):
-            if now - known.last_heard_s > CLIENT_SILENCE_S:
+            known.silent_ticks += 1
+            if known.silent_ticks > CLIENT_SILENCE_TICKS:
+                # It may be there and only have been stopped: then it must not wait for ever.
+                for live in list(known.requests.values()):
+                    self._to_scheduler(Abort(request=live.id))
+                    text = f"the client was silent for {CLIENT_SILENCE_TICKS} s"
+                    self._fail(live, "aborted", text)
                 self.on_client_gone(client)
 
     def shut_down(self, reason: str) -> None:
@@ -177,6 +193,7 @@ class TokenizerCore:
                     client, Tokenized(request=message.request, token_ids=ids, text=text)
                 )
             case Detokenize():
+                self._check_count(len(message.token_ids), "token ids")
                 self._check_ids(message.token_ids)
                 text = self._tokenizer.decode(message.token_ids, message.skip_special_tokens)
                 self._to_client(client, Detokenized(request=message.request, text=text))
@@ -188,15 +205,13 @@ class TokenizerCore:
                 raise RequestError(f"a client may not send {type(message).__name__}")
 
     def _generate(self, client: bytes, known: _Client, message: Generate) -> None:
-        if message.request in known.requests:
-            # Answering under that number would end the other call.
-            raise RequestError(f"request number {message.request} is in use on this connection")
         message.sampling.validate(self._vocab_size)
         if message.timeout_s is not None and not 0 < message.timeout_s < 1e9:
             raise RequestError(f"timeout_s is {message.timeout_s}: it must be above 0 seconds")
         prompt_ids, _ = self._encode(message.text, message.token_ids, message.chat, True)
         if not len(prompt_ids):
             raise RequestError("the prompt is empty: it needs at least one token")
+        self._check_ids(prompt_ids)  # a tokenizer of another model may know more than the model
         sampling = self._resolve(message.sampling, len(prompt_ids))
         live = LiveRequest(
             id=self._new_id(),
@@ -215,6 +230,7 @@ class TokenizerCore:
             sampling=sampling,
             stop_ids=tuple(dict.fromkeys((*eos_ids, *sampling.stop_token_ids))),
             deadline_s=message.timeout_s,
+            priority=message.priority,
         )
         self._to_scheduler(submit)
 
@@ -243,24 +259,23 @@ class TokenizerCore:
         if sum(given is not None for given in (text, ids, chat)) != 1:
             raise RequestError("a prompt is one of: a text, token ids, a chat")
         if text is not None:
-            self._check_length(text)
+            self._check_count(len(text), "characters")
             encoded = self._tokenizer.encode(text, add_special)
         elif chat is not None:
             text = self._tokenizer.render_chat(chat)
-            self._check_length(text)
+            self._check_count(len(text), "characters")
             encoded = self._tokenizer.encode(text, False)
         else:
             assert ids is not None
-            self._check_ids(ids)
             text, encoded = "", ids
         return encoded, text
 
-    def _check_length(self, text: str) -> None:
-        """Refuse absurdly long text without the work of tokenizing it."""
-        if len(text) > (limit := MAX_CHARS_PER_TOKEN * self._max_seq_len):
+    def _check_count(self, count: int, what: str) -> None:
+        """Refuse what is absurdly long without the work of converting it."""
+        if count > (limit := MAX_CHARS_PER_TOKEN * self._max_seq_len):
             raise RequestError(
-                f"prompt has {len(text)} characters; this server takes {self._max_seq_len} tokens"
-                f" (max_seq_len) and no text of more than {limit} characters: shorten it"
+                f"{count} {what} were given; this server takes {self._max_seq_len} tokens"
+                f" (max_seq_len) and never more than {limit} {what}: shorten it"
             )
 
     def _check_ids(self, ids: IntArray) -> None:

@@ -31,17 +31,24 @@ class LiveRequest:
     num_sent: int = 0
     """Output tokens that the client has been told of."""
     num_cached: int = 0
+    _num_decoded: int = 0
     _text: list[str] = field(default_factory=list)
     """Text that is certain and not yet sent."""
 
     def push(self, token: int) -> str | None:
-        """Take in one output token; the stop string that it completes, if any."""
+        """Take in one output token; the stop string that it completes, if any.
+
+        Where nobody looks at the text before the end, it is decoded then, all at once.
+        """
         self.outputs.append(token)
+        if self.stops is None and not self.generate.stream:
+            return None
+        self._num_decoded += 1
         return self._release(self.decoder.push((token,)))
 
     def finish(self, code: FinishCode) -> tuple[FinishReason, str | None]:
         """No token follows: the rest of the text. A stop string may still come to light in it."""
-        if (stop := self._release(self.decoder.finish())) is not None:
+        if (stop := self._decode_rest()) is not None:
             return FinishReason.STOP, stop
         if self.stops is not None:
             self._text.append(self.stops.finish())
@@ -49,7 +56,7 @@ class LiveRequest:
 
     def cut(self) -> None:
         """It ends before its text was complete: what is held back is sent after all."""
-        if self._release(self.decoder.finish()) is None and self.stops is not None:
+        if self._decode_rest() is None and self.stops is not None:
             self._text.append(self.stops.finish())
 
     @property
@@ -73,6 +80,12 @@ class LiveRequest:
             num_prompt_tokens=len(self.prompt_ids),
             num_cached_tokens=self.num_cached,
         )
+
+    def _decode_rest(self) -> str | None:
+        """Text of what is not decoded yet, to the end; the stop string in it, if any."""
+        rest = self.outputs[self._num_decoded :]
+        self._num_decoded = len(self.outputs)
+        return self._release(self.decoder.push(rest) + self.decoder.finish())
 
     def _release(self, text: str) -> str | None:
         """Pass new text on as far as no stop string can begin in it; the one that is complete."""

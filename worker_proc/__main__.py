@@ -77,6 +77,8 @@ def real_worker(process: Process) -> Execute:
 def simulated_worker(process: Process, simulation: Simulation) -> Execute:
     """As `real_worker`, with no model behind it."""
     config = process.instance.config
+    process.progress("loading nothing", 0.0)
+    time.sleep(simulation.load_s)
     page_size = config.scheduler.page_size
     begin = process.loaded(
         config.worker.num_page_override or SIMULATED_PAGES,
@@ -106,6 +108,7 @@ def main(process: Process, arguments: argparse.Namespace) -> None:
         simulation = Simulation(
             vocab_size=arguments.vocab_size,
             answers=arguments.answers,
+            load_s=arguments.load_s,
             step_s=arguments.step_ms / 1e3,
             token_s=arguments.token_us / 1e6,
         )
@@ -122,6 +125,7 @@ def parser() -> argparse.ArgumentParser:
     group = result.add_argument_group("with --simulated")
     group.add_argument("--answers", choices=("random", "echo", "attend"), default="random")
     group.add_argument("--vocab-size", type=int, default=32000)
+    group.add_argument("--load-s", type=float, default=0.0, help="time until it is ready")
     group.add_argument("--step-ms", type=float, default=0.0, help="time of a step")
     group.add_argument("--token-us", type=float, default=0.0, help="more for each of its tokens")
     return result

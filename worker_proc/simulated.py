@@ -26,11 +26,13 @@ class Simulation:
     answers: "random" draws from the request's seed and the position; "echo" repeats the prompt's
     ids, over and over; "attend" hashes every cell that attention would read, so that the tokens are
     right only if all the cells are.
+    load_s: seconds until it is ready.
     step_s, token_s: seconds that a step takes, and more for each of its tokens.
     """
 
     vocab_size: int = 32000
     answers: str = "random"
+    load_s: float = 0.0
     step_s: float = 0.0
     token_s: float = 0.0
 

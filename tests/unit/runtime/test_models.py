@@ -290,7 +290,7 @@ def test_modelscope_without_its_package_says_what_to_install(
 
 def test_short_names_stand_for_hub_ids() -> None:
     assert hub_id("Qwen3-0.6B") == "Qwen/Qwen3-0.6B"
-    assert hub_id("Qwen2.5-0.5B-Instruct") == "Qwen/Qwen2.5-0.5B-Instruct"
+    assert hub_id("Qwen3-8B") == "Qwen/Qwen3-8B"
     assert hub_id(EMBEDDED) == f"HuggingFaceTB/{EMBEDDED}"
     assert hub_id("Llama-3.2-1B") == "meta-llama/Llama-3.2-1B"
     assert hub_id("someone/Qwen3-0.6B") == "someone/Qwen3-0.6B"
