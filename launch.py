@@ -2,6 +2,7 @@
 docs/options.md.
 """
 
+import contextlib
 import logging
 import shlex
 import signal
@@ -66,7 +67,8 @@ def serve(config: Config, simulated: tuple[str, ...] | None) -> None:
 
 
 def _say(line: str) -> None:
-    print(line, flush=True)
+    with contextlib.suppress(BrokenPipeError):  # whoever read along has left: no reason to end
+        print(line, flush=True)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ the server is gone.
 """
 
 import asyncio
-import contextlib
 import itertools
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass
@@ -170,8 +169,9 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Abort what is open and disconnect."""
-        for stream in list(self._streams.values()):
-            await self.leave(stream)
+        if self._broken is None:
+            for number in self._streams:
+                await self.abort(number)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -200,9 +200,7 @@ class AsyncClient:
         timeout_s: abort it after so long. Raises RequestError, Overloaded, ProcessDied,
         ConnectionLost.
         """
-        if isinstance(prompt, str):
-            return self._generate(stream, sampling, timeout_s, text=prompt)
-        return self._generate(stream, sampling, timeout_s, token_ids=prompt)
+        return self._generate(stream, sampling, timeout_s, prompt=prompt)
 
     @overload
     def chat(
@@ -280,22 +278,23 @@ class AsyncClient:
 
     async def leave(self, stream: Stream) -> None:
         """Nobody listens to this stream any more: end its request if it runs."""
-        if self._streams.pop(stream.request, None) is not None and not stream.is_done:
-            with contextlib.suppress(TandemError):
-                await self.abort(stream.request)
+        is_open = self._streams.pop(stream.request, None) is not None and not stream.is_done
+        if is_open and self._broken is None:
+            await self.abort(stream.request)
 
     # ---- inside ---------------------------------------------------------------------------
 
     async def _generate(
         self, stream: bool, sampling: SamplingParams | None, timeout_s: float | None, *,
-        text: str | None = None, token_ids: Sequence[int] | None = None, chat: Json | None = None,
+        prompt: Prompt | None = None, chat: Json | None = None,
     ) -> Completion | Stream:  # fmt: skip
         self._check_open()
         number = next(self._numbers)
+        is_ids = chat is None and not isinstance(prompt, str)
         message = Generate(
             request=number,
-            text=text,
-            token_ids=None if token_ids is None else as_ids(token_ids),
+            text=prompt if isinstance(prompt, str) else None,
+            token_ids=as_ids(prompt) if is_ids else None,
             chat=chat,
             sampling=self._checked(sampling),
             stream=stream,
@@ -409,7 +408,7 @@ class AsyncClient:
         raise ConnectionLost(f"the server at {self.endpoint} closed the connection")
 
 
-def as_ids(token_ids: Sequence[int]) -> IntArray:
+def as_ids(token_ids: object) -> IntArray:
     """Token ids as int32 [n]; RequestError for anything that is not a sequence of such ids."""
     try:
         ids = np.asarray(token_ids)

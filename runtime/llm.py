@@ -5,7 +5,7 @@ socket.
 import asyncio
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, Self, TypeVar
@@ -27,29 +27,69 @@ DEATH_NEWS_S = 3.0
 """How long the supervisor may take to tell which process a lost connection is due to."""
 
 
+class _Session:
+    """The processes and the connection to them, until `close`."""
+
+    def __init__(self, server: Server) -> None:
+        """Start the processes and connect."""
+        self.server = server
+        self._resources = ExitStack()
+        self._resources.callback(server.stop)
+        self._is_open = True
+        try:
+            server.start()
+            self.client = self._resources.enter_context(Client(server.endpoint))
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End both; a second call does nothing."""
+        self._is_open = False
+        self._resources.close()
+
+    def guarded(self, call: Callable[[], _T]) -> _T:
+        """`call`, with the name of the process that died in place of a lost connection."""
+        if not self._is_open:
+            raise RequestError("this LLM is shut down: make a new one")
+        try:
+            return call()
+        except BaseExceptionGroup as group:
+            error = _first(group)
+        except TandemError as e:
+            error = e
+        if isinstance(error, ConnectionLost | ProcessDied):
+            error = self.server.supervisor.failure(DEATH_NEWS_S) or error
+        raise error
+
+
 class ServerTokenizer:
     """The server's tokenizer, asked over the wire: the only one there is, so counts can't
     differ.
     """
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self.vocab_size = client.server.vocab_size
-        self.eos_token_ids = client.server.eos_token_ids
+    def __init__(self, session: _Session) -> None:
+        self._session = session
+        self._client = session.client
+        self.vocab_size = self._client.server.vocab_size
+        self.eos_token_ids = self._client.server.eos_token_ids
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The token ids of a text."""
-        return self._client.tokenize(text, add_special_tokens=add_special_tokens)
+        call = partial(self._client.tokenize, text, add_special_tokens=add_special_tokens)
+        return self._session.guarded(call)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """The text of token ids."""
-        return self._client.detokenize(token_ids, skip_special_tokens=skip_special_tokens)
+        call = partial(self._client.detokenize, token_ids, skip_special_tokens=skip_special_tokens)
+        return self._session.guarded(call)
 
     def apply_chat_template(
         self, messages: Sequence[Json], tokenize: bool = True, **template: Any
     ) -> list[int] | str:
         """The prompt of a chat, as token ids or as text."""
-        prompt = self._client.tokenize_chat(messages, **template)
+        call = partial(self._client.tokenize_chat, messages, **template)
+        prompt = self._session.guarded(call)
         return prompt.token_ids.tolist() if tokenize else prompt.text
 
 
@@ -70,21 +110,14 @@ class LLM:
         options.setdefault("log_level", "warning")
         config = from_options({"model": model, **options})
         show: Callable[[str], None] = _print if verbose else lambda line: None
-        self._server = Server(
+        server = Server(
             config,
             on_line=show,
             on_progress=LoadingBars() if verbose else (lambda name, news: None),
         )
-        resources = ExitStack()
-        resources.callback(self._server.stop)
-        self._finalizer = weakref.finalize(self, resources.close)  # at exit too
-        try:
-            self._server.start()
-            self._client = resources.enter_context(Client(self._server.endpoint))
-        except BaseException:
-            self._finalizer()
-            raise
-        self.tokenizer = ServerTokenizer(self._client)
+        self._session = _Session(server)
+        self._finalizer = weakref.finalize(self, self._session.close)  # at exit too
+        self.tokenizer = ServerTokenizer(self._session)
 
     def __enter__(self) -> Self:
         return self
@@ -107,7 +140,7 @@ class LLM:
         """
         batch = _as_batch(prompts)
         each = _per_prompt(sampling_params, len(batch))
-        generate = self._client.async_client.generate
+        generate = self._session.client.async_client.generate
         calls = [partial(generate, p, s) for p, s in zip(batch, each, strict=True)]
         return self._run(calls, use_tqdm)
 
@@ -125,17 +158,17 @@ class LLM:
         """
         many = [list(messages)] if messages and isinstance(messages[0], dict) else list(messages)
         each = _per_prompt(sampling_params, len(many))
-        ask = partial(self._client.async_client.chat, **template)
+        ask = partial(self._session.client.async_client.chat, **template)
         calls = [partial(ask, m, s) for m, s in zip(many, each, strict=True)]
         return self._run(calls, use_tqdm)
 
     def stats(self) -> Json:
         """The scheduler's counters; docs/interfaces.md explains each."""
-        return self._guarded(self._client.stats)
+        return self._session.guarded(self._session.client.stats)
 
     def flush_cache(self) -> int:
         """Forget all cached pages that no running request uses; how many."""
-        return self._guarded(self._client.flush_cache)
+        return self._session.guarded(self._session.client.flush_cache)
 
     def shutdown(self) -> None:
         """End the processes; a second call does nothing."""
@@ -144,7 +177,7 @@ class LLM:
     @property
     def pids(self) -> dict[str, int]:
         """The process ids, by process name."""
-        return self._server.supervisor.pids
+        return self._session.server.supervisor.pids
 
     # ---- inside ---------------------------------------------------------------------------
 
@@ -159,22 +192,8 @@ class LLM:
                     ]
             return [task.result() for task in tasks]
 
-        completions = self._guarded(lambda: self._client.run(all_of_them()))
+        completions = self._session.guarded(lambda: self._session.client.run(all_of_them()))
         return [_as_dict(completion) for completion in completions]
-
-    def _guarded(self, call: Callable[[], _T]) -> _T:
-        """`call`, with the name of the process that died in place of a lost connection."""
-        if not self._finalizer.alive:
-            raise RequestError("this LLM is shut down: make a new one")
-        try:
-            return call()
-        except BaseExceptionGroup as group:
-            error = _first(group)
-        except TandemError as e:
-            error = e
-        if isinstance(error, ConnectionLost | ProcessDied):
-            error = self._server.supervisor.failure(DEATH_NEWS_S) or error
-        raise error
 
 
 async def _one(index: int, call: Callable[[], Any], bar: Any, count: int) -> Completion:
@@ -197,6 +216,10 @@ def _first(group: BaseExceptionGroup[Any]) -> BaseException:
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
+    if not isinstance(prompts, Iterable):
+        raise RequestError(
+            f"prompts is of type {type(prompts).__name__}: it takes texts or lists of token ids"
+        )
     batch = list(prompts)
     if batch and all(isinstance(p, int) and not isinstance(p, bool) for p in batch):
         return [batch]  # type: ignore[list-item]

@@ -6,6 +6,7 @@ wire, never skipped.
 """
 
 import contextlib
+import ipaddress
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -263,6 +264,7 @@ class Transport:
         self.name = name
         self.epoch = epoch
         self._context: zmq.Context[Any] = zmq.Context()
+        self._made: list[zmq.Socket[bytes]] = []
 
     def outbox(self, address: str, wire: str) -> Outbox:
         """Connect to the reader of an internal wire, whether it is there already or not."""
@@ -303,13 +305,16 @@ class Transport:
 
     def close(self) -> None:
         """Close every socket that is left, then the context."""
-        self._context.destroy(linger=LINGER_MS)
+        for raw in self._made:
+            raw.close()
+        self._context.term()
 
     def _socket(self, kind: int, hwm: int) -> "zmq.Socket[bytes]":
         raw: zmq.Socket[bytes] = self._context.socket(kind)
         raw.setsockopt(zmq.LINGER, LINGER_MS)
         raw.setsockopt(zmq.SNDHWM, hwm)
         raw.setsockopt(zmq.RCVHWM, hwm)
+        self._made.append(raw)
         return raw
 
 
@@ -328,11 +333,19 @@ def check_endpoint(address: str) -> None:
     host, _, port = rest.rpartition(":")
     if scheme != "tcp" or not host or not (port.isdecimal() and int(port) < 65536):
         raise ConfigError(f"endpoint is {address!r}: it takes ipc://PATH or tcp://HOST:PORT")
-    if host not in ("127.0.0.1", "localhost", "[::1]") and not host.startswith("127."):
+    if not _is_loopback(host):
         raise ConfigError(
             f"endpoint is {address!r}: only loopback addresses are served without keys; use"
             " tcp://127.0.0.1:PORT and a tunnel"
         )
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
+    return False
 
 
 def remove_socket_file(address: str, *, only_if_dead: bool) -> None:
@@ -375,4 +388,6 @@ def _bind(raw: "zmq.Socket[bytes]", address: str) -> None:
     try:
         raw.bind(address)
     except zmq.ZMQError as e:
-        raise ConfigError(f"can't listen at {address}: {e}; choose another endpoint") from None
+        raise ConfigError(
+            f"can't listen at {address}: {zmq.strerror(e.errno or 0)}; choose another endpoint"
+        ) from None

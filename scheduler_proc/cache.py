@@ -79,6 +79,11 @@ class PrefixCache(Protocol):
     def evict(self, count: int) -> IntArray:
         """Give up to `count` unprotected pages back, least recently used first."""
 
+    def path(self, node: Any) -> tuple[IntArray, IntArray]:
+        """What the path from the root to `node` spells, for checks: ids int32 [n * page_size] and
+        pages int32 [n].
+        """
+
     def check_integrity(self, locked: Sequence[Any]) -> IntArray:
         """Raise IntegrityError unless locks are exactly those of `locked`; the pages owned,
         int32.
@@ -109,6 +114,9 @@ class NaiveCache:
 
     def evict(self, count: int) -> IntArray:
         return NO_PAGES
+
+    def path(self, node: Any) -> tuple[IntArray, IntArray]:
+        return NO_PAGES, NO_PAGES
 
     def check_integrity(self, locked: Sequence[Any]) -> IntArray:
         return NO_PAGES

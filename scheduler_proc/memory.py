@@ -144,11 +144,13 @@ class KvMemory:
                 f"{len(everything)} pages are free, cached or owned, {len(np.unique(everything))}"
                 f" of them different; the pool has {self.allocator.num_pages}"
             )
-        in_cache = np.zeros(self.allocator.num_pages, bool)
-        in_cache[cached] = True
-        for slot in slots.owners:
-            if not in_cache[slots.pages[slot, : slots.num_shared[slot]]].all():
-                raise IntegrityError(f"slot {slot} shares a page that is not in the cache")
+        for slot, request in slots.owners.items():
+            shared = slots.num_shared[slot]
+            ids, pages = self.cache.path(request.node)
+            if not np.array_equal(slots.pages[slot, :shared], pages):
+                raise IntegrityError(f"slot {slot} shares pages that its path in the cache lacks")
+            if not np.array_equal(slots.token_ids[slot, : shared * self._page_size], ids):
+                raise IntegrityError(f"slot {slot} shares pages that hold other ids than its own")
             if slots.num_pages[slot] != self.pages_for(int(slots.planned[slot])):
                 raise IntegrityError(
                     f"slot {slot} has {slots.num_pages[slot]} pages for"

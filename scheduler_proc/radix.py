@@ -139,6 +139,15 @@ class RadixTree:
         self.num_evictable -= len(pages)
         return pages
 
+    def path(self, node: Node) -> tuple[IntArray, IntArray]:
+        """The ids and the pages from the root to `node`, copies, for checks. O(path)."""
+        nodes = []
+        while node is not self.root:
+            nodes.append(node)
+            node = self._parent(node)
+        keys, pages = [n.key for n in nodes[::-1]], [n.pages for n in nodes[::-1]]
+        return np.concatenate((NO_PAGES, *keys)), np.concatenate((NO_PAGES, *pages))
+
     def check_integrity(self, locked: Sequence[Any]) -> IntArray:
         """Prove the rules above, given the node of every running request. The tree's pages, int32.
 
@@ -151,8 +160,9 @@ class RadixTree:
                 node = self._parent(node)
         seen: list[IntArray] = []
         evictable = 0
+        queued = {node for _, _, node in self._leaves}
         for node in self._nodes():
-            self._check_node(node, locks.pop(node, 0))
+            self._check_node(node, locks.pop(node, 0), node in queued)
             seen.append(node.pages)
             evictable += len(node.pages) if node.locks == 0 else 0
         if locks:
@@ -248,7 +258,7 @@ class RadixTree:
             yield node
             stack.extend(node.children.values())
 
-    def _check_node(self, node: Node, locks: int) -> None:
+    def _check_node(self, node: Node, locks: int, queued: bool) -> None:
         if node.locks != locks:
             raise IntegrityError(
                 f"a node of {len(node.pages)} pages has {node.locks} locks;"
@@ -258,5 +268,7 @@ class RadixTree:
             raise IntegrityError(f"a node has {len(node.key)} ids for {len(node.pages)} pages")
         if self._parent(node).children.get(self._first(node.key)) is not node:
             raise IntegrityError("a node is not its parent's child under its first page")
-        if node.locks == 0 and not node.children and not node.queued:
-            raise IntegrityError("an unlocked leaf is unknown to the eviction queue")
+        if node.queued is not queued or not (node.locks or node.children or queued):
+            raise IntegrityError(
+                "an unlocked leaf is unknown to the eviction queue, or a node errs about it"
+            )

