@@ -18,15 +18,12 @@ from runtime.server import Server
 ASK = Path(__file__).resolve().parent / "examples" / "ask.py"
 
 
-def main(argv: Sequence[str], simulated: tuple[str, ...] | None = None) -> int:
-    """Serve until Ctrl-C, SIGTERM or a death; the exit status.
-
-    simulated: arguments for the simulated worker in place of the real one.
-    """
+def main(argv: Sequence[str]) -> int:
+    """Serve until Ctrl-C, SIGTERM or a death; the exit status."""
     try:
         config = from_command_line(argv)
         logging.basicConfig(level=config.server.log_level.upper(), format="%(message)s")
-        serve(config, simulated)
+        serve(config)
     except UserError as e:
         print(f"launch.py: {e}", file=sys.stderr)
         return 2
@@ -37,7 +34,7 @@ def main(argv: Sequence[str], simulated: tuple[str, ...] | None = None) -> int:
     return 0
 
 
-def serve(config: Config, simulated: tuple[str, ...] | None) -> None:
+def serve(config: Config) -> None:
     """Returns once somebody has asked for the end and all is gone; raises why it ended else."""
     server: Server | None = None
 
@@ -49,7 +46,7 @@ def serve(config: Config, simulated: tuple[str, ...] | None) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
     try:
-        server = Server(config, on_line=_say, on_progress=LoadingBars(), simulated=simulated)
+        server = Server(config, on_line=_say, on_progress=LoadingBars())
         server.start()
     except KeyboardInterrupt:
         return

@@ -6,6 +6,7 @@ share over the real sockets, with a simulated worker and 256 requests.
 """
 
 import argparse
+import asyncio
 import json
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from runtime import LLM, SamplingParams
+from runtime import LLM, AsyncClient, SamplingParams
 from runtime.codec import Header
 from runtime.messages import CODEC, StepPlan, StepResult, Submit
 from runtime.options import SchedulerOptions
@@ -25,7 +26,7 @@ PROMPT_LEN = 512
 NUM_STEPS = 400
 RUNNING = (32, 256, 1024)
 KEY_LEN, SHARED_LEN, NUM_KEYS = 2000, 1500, 1000
-IDLE_REQUESTS, IDLE_TOKENS = 256, 200
+IDLE_REQUESTS, IDLE_TOKENS, IDLE_STEPS = 256, 3000, 800
 
 
 def quantiles(seconds: list[float]) -> dict[str, float]:
@@ -140,8 +141,8 @@ def messages(page_size: int) -> dict[str, dict[str, float]]:
     return {name: quantiles(values) for name, values in times.items()}
 
 
-def idle_share(step_ms: float, overlap: bool, page_size: int) -> float:
-    """The worker's share of time between steps in which it had none, 256 requests over real
+def idle_share(step_ms: int, overlap: bool, page_size: int) -> float:
+    """The worker's idle share of the time between steps, while IDLE_REQUESTS decode over real
     sockets.
     """
     options = {
@@ -149,16 +150,30 @@ def idle_share(step_ms: float, overlap: bool, page_size: int) -> float:
         "page_size": page_size,
         "overlap": overlap,
         "max_extend_tokens": 1 << 20,
+        "simulated": f"--step-ms {step_ms}",
     }
-    simulated = ("--step-ms", str(step_ms))
-    sampling = SamplingParams(max_tokens=IDLE_TOKENS, ignore_eos=True)
+    with LLM("SmolLM2-135M-Instruct", **options) as llm:
+        return asyncio.run(_idle_share(llm.endpoint, window_s=IDLE_STEPS * step_ms / 1e3))
+
+
+async def _idle_share(endpoint: str, window_s: float) -> float:
     rng = np.random.default_rng(0)
-    prompts = [rng.integers(3, 30000, PROMPT_LEN).tolist() for _ in range(IDLE_REQUESTS)]
-    with LLM("SmolLM2-135M-Instruct", simulated=simulated, **options) as llm:
-        llm.generate(prompts[:1], SamplingParams(max_tokens=4))
-        before = llm.stats()
-        llm.generate(prompts, sampling)
-        after = llm.stats()
+    sampling = SamplingParams(max_tokens=IDLE_TOKENS, ignore_eos=True)
+    async with await AsyncClient.connect(endpoint) as client:
+        requests = [
+            asyncio.create_task(client.generate(prompt, sampling))
+            for prompt in rng.integers(3, 30000, (IDLE_REQUESTS, PROMPT_LEN)).tolist()
+        ]
+        while (await client.stats())["running"] < IDLE_REQUESTS:
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(window_s / 4)  # the prompts' last steps are over
+        before = await client.stats()
+        await asyncio.sleep(window_s)
+        after = await client.stats()
+        for request in requests:
+            request.cancel()
+        await asyncio.gather(*requests, return_exceptions=True)
+    assert after["running"] == IDLE_REQUESTS
     busy, bubble = (after[k] - before[k] for k in ("worker_busy_s", "worker_bubble_s"))
     return float(bubble / (busy + bubble))
 

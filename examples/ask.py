@@ -3,16 +3,20 @@ ENDPOINT 'Question?'
 """
 
 import argparse
+import sys
 
-from runtime import Client, SamplingParams
+from runtime import Client, SamplingParams, TandemError
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--endpoint", required=True, help="as launch.py prints it")
 parser.add_argument("question")
 arguments = parser.parse_args()
 
-with Client(arguments.endpoint) as client:
-    messages = [{"role": "user", "content": arguments.question}]
-    for chunk in client.chat(messages, SamplingParams(max_tokens=200), stream=True):
-        print(chunk.text, end="", flush=True)
+messages = [{"role": "user", "content": arguments.question}]
+try:
+    with Client(arguments.endpoint) as client:
+        for chunk in client.chat(messages, SamplingParams(max_tokens=200), stream=True):
+            print(chunk.text, end="", flush=True)
+except TandemError as e:
+    sys.exit(f"ask.py: {e}")
 print()

@@ -111,8 +111,8 @@ def main() -> None:
     for cache_type in ("naive", "radix"):
         prefill, seconds = shared_head(model, cache_type, **form)
         print(
-            f"{cache_type}: 4 prompts of {prefill.prompt_tokens} tokens, {prefill.computed} computed;"
-            f" the last 3 took {seconds * 1e3:.0f} ms"
+            f"{cache_type}: 4 prompts of {prefill.prompt_tokens} tokens, {prefill.computed}"
+            f" computed; the last 3 took {seconds * 1e3:.0f} ms"
         )
     prefill = chunked(model, **form)
     print(

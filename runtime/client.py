@@ -184,44 +184,48 @@ class AsyncClient:
     @overload
     def generate(
         self, prompt: Prompt, sampling: SamplingParams | None = None, *,
-        timeout_s: float | None = None, stream: Literal[False] = False,
+        timeout_s: float | None = None, priority: int = 0, stream: Literal[False] = False,
     ) -> Coroutine[Any, Any, Completion]: ...  # fmt: skip
     @overload
     def generate(
         self, prompt: Prompt, sampling: SamplingParams | None = None, *,
-        timeout_s: float | None = None, stream: Literal[True],
+        timeout_s: float | None = None, priority: int = 0, stream: Literal[True],
     ) -> Coroutine[Any, Any, Stream]: ...  # fmt: skip
     def generate(
         self, prompt: Prompt, sampling: SamplingParams | None = None, *,
-        timeout_s: float | None = None, stream: bool = False,
+        timeout_s: float | None = None, priority: int = 0, stream: bool = False,
     ) -> Coroutine[Any, Any, Completion | Stream]:  # fmt: skip
         """Complete a text or token ids: a Completion, or with `stream` a Stream of chunks.
 
-        timeout_s: abort it after so long. Raises RequestError, Overloaded, ProcessDied,
+        timeout_s: abort it after so long. priority: where the server's policy is "priority", the
+        higher goes first. Raises RequestError, Overloaded, ProcessDied,
         ConnectionLost.
         """
-        return self._generate(stream, sampling, timeout_s, prompt=prompt)
+        return self._generate(stream, sampling, timeout_s, priority, prompt=prompt)
 
     @overload
     def chat(
         self, messages: Sequence[Json], sampling: SamplingParams | None = None, *,
-        timeout_s: float | None = None, stream: Literal[False] = False, **template: Any,
+        timeout_s: float | None = None, priority: int = 0, stream: Literal[False] = False,
+        **template: Any,
     ) -> Coroutine[Any, Any, Completion]: ...  # fmt: skip
     @overload
     def chat(
         self, messages: Sequence[Json], sampling: SamplingParams | None = None, *,
-        timeout_s: float | None = None, stream: Literal[True], **template: Any,
+        timeout_s: float | None = None, priority: int = 0, stream: Literal[True],
+        **template: Any,
     ) -> Coroutine[Any, Any, Stream]: ...  # fmt: skip
     def chat(
         self, messages: Sequence[Json], sampling: SamplingParams | None = None, *,
-        timeout_s: float | None = None, stream: bool = False, **template: Any,
+        timeout_s: float | None = None, priority: int = 0, stream: bool = False,
+        **template: Any,
     ) -> Coroutine[Any, Any, Completion | Stream]:  # fmt: skip
         """`generate` the answer to a chat: [{"role": …, "content": …}, …].
 
         template: what else the model's chat template is given, for example enable_thinking=False.
         """
         chat = {"messages": list(messages), **template}
-        return self._generate(stream, sampling, timeout_s, chat=chat)
+        return self._generate(stream, sampling, timeout_s, priority, chat=chat)
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The token ids of a text, as `generate` would compute them."""
@@ -285,8 +289,8 @@ class AsyncClient:
     # ---- inside ---------------------------------------------------------------------------
 
     async def _generate(
-        self, stream: bool, sampling: SamplingParams | None, timeout_s: float | None, *,
-        prompt: Prompt | None = None, chat: Json | None = None,
+        self, stream: bool, sampling: SamplingParams | None, timeout_s: float | None,
+        priority: int, *, prompt: Prompt | None = None, chat: Json | None = None,
     ) -> Completion | Stream:  # fmt: skip
         self._check_open()
         number = next(self._numbers)
@@ -299,6 +303,7 @@ class AsyncClient:
             sampling=self._checked(sampling),
             stream=stream,
             timeout_s=timeout_s,
+            priority=priority,
         )
         news = self._streams[number] = Stream(self, number)
         try:

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar, cast
 
 from tqdm.auto import tqdm
 
@@ -63,6 +63,12 @@ class _Session:
         raise error
 
 
+class Encoding(NamedTuple):
+    """What calling a tokenizer gives."""
+
+    input_ids: list[int]
+
+
 class ServerTokenizer:
     """The server's tokenizer, asked over the wire: the only one there is, so counts can't
     differ.
@@ -73,6 +79,10 @@ class ServerTokenizer:
         self._client = session.client
         self.vocab_size = self._client.server.vocab_size
         self.eos_token_ids = self._client.server.eos_token_ids
+
+    def __call__(self, text: str) -> "Encoding":
+        """The token ids of a text as `input_ids`, as transformers' tokenizers give them."""
+        return Encoding(self.encode(text))
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The token ids of a text."""
@@ -130,18 +140,24 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        priority: int | Sequence[int] = 0,
         use_tqdm: bool = False,
     ) -> list[Json]:
         """Complete every prompt: texts or lists of token ids, one or many; results in prompt order.
 
-        sampling_params: one for all, or one per prompt. use_tqdm: show a progress bar.
+        sampling_params, priority: one for all, or one per prompt; priority counts where the option
+        policy is "priority". use_tqdm: show a progress bar.
         Each result has text, token_ids, finish_reason, matched_stop, prompt_tokens, cached_tokens.
         Raises RequestError for the first prompt that can't be served; the others are aborted then.
         """
         batch = _as_batch(prompts)
-        each = _per_prompt(sampling_params, len(batch))
+        samplings = _per_prompt(sampling_params, len(batch), "sampling parameters")
+        priorities = _per_prompt(priority, len(batch), "priorities")
         generate = self._session.client.async_client.generate
-        calls = [partial(generate, p, s) for p, s in zip(batch, each, strict=True)]
+        calls = [
+            partial(generate, p, s, priority=level)
+            for p, s, level in zip(batch, samplings, priorities, strict=True)
+        ]
         return self._run(calls, use_tqdm)
 
     def chat(
@@ -157,7 +173,7 @@ class LLM:
         template: what else the chat template is given, for example enable_thinking=False.
         """
         many = [list(messages)] if messages and isinstance(messages[0], dict) else list(messages)
-        each = _per_prompt(sampling_params, len(many))
+        each = _per_prompt(sampling_params, len(many), "sampling parameters")
         ask = partial(self._session.client.async_client.chat, **template)
         calls = [partial(ask, m, s) for m, s in zip(many, each, strict=True)]
         return self._run(calls, use_tqdm)
@@ -173,6 +189,11 @@ class LLM:
     def shutdown(self) -> None:
         """End the processes; a second call does nothing."""
         self._finalizer()
+
+    @property
+    def endpoint(self) -> str:
+        """Where a Client can connect to the same server while it lives."""
+        return self._session.server.endpoint
 
     @property
     def pids(self) -> dict[str, int]:
@@ -226,17 +247,15 @@ def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return batch  # type: ignore[return-value]
 
 
-def _per_prompt(
-    sampling: SamplingParams | Sequence[SamplingParams] | None, count: int
-) -> list[SamplingParams]:
-    if sampling is None or isinstance(sampling, SamplingParams):
-        return [sampling or SamplingParams()] * count
-    if len(sampling) != count:
+def _per_prompt(value: _T | Sequence[_T], count: int, what: str) -> list[_T]:
+    """One value for each prompt, given one for all or one for each."""
+    if not isinstance(value, list | tuple):
+        return [cast(_T, value)] * count
+    if len(value) != count:
         raise RequestError(
-            f"{count} prompts came with {len(sampling)} sampling parameters: give one for all, or"
-            " one per prompt"
+            f"{count} prompts came with {len(value)} {what}: give one for all, or one per prompt"
         )
-    return list(sampling)
+    return list(value)
 
 
 def _as_dict(completion: Completion) -> Json:

@@ -96,6 +96,11 @@ class WorkerOptions:
     num_page_override: int | None = option(
         None, "pages in the KV pool; by default what kv_memory_fraction holds", least=1
     )
+    simulated: str | None = option(
+        None,
+        "compute nothing: the simulated worker with these arguments, for example"
+        " '--answers echo --step-ms 5' (python -m worker_proc --help)",
+    )
     kv_memory_fraction: float = option(
         0.4,
         "share of the memory that is free once the weights are loaded that the KV pool may take",

@@ -5,6 +5,7 @@
 import contextlib
 import os
 import secrets
+import shlex
 import shutil
 import sys
 import tempfile
@@ -33,12 +34,8 @@ class Server:
         on_line: Callable[[str], None] = lambda line: None,
         on_progress: Callable[[str, Progress | None], None] = lambda name, news: None,
         echo: Callable[[str], None] = lambda line: print(line, end="", file=sys.stderr, flush=True),
-        simulated: tuple[str, ...] | None = None,
     ) -> None:
-        """Look the model up and lay out the instance; nothing runs yet.
-
-        simulated: arguments for the simulated worker in place of the real one.
-        """
+        """Look the model up and lay out the instance; nothing runs yet."""
         if config.server.endpoint is not None:
             check_endpoint(config.server.endpoint)
         model = find_model(config.model)
@@ -57,7 +54,7 @@ class Server:
             raise
         self._supervisor = Supervisor(
             self.instance,
-            _commands(config, simulated),
+            _commands(config),
             on_line=on_line,
             on_progress=on_progress,
             echo=echo,
@@ -85,8 +82,9 @@ class Server:
         self._supervisor.stop()
 
 
-def _commands(config: Config, simulated: tuple[str, ...] | None) -> list[Command]:
-    worker = ("--simulated", *simulated) if simulated is not None else ()
+def _commands(config: Config) -> list[Command]:
+    simulated = config.worker.simulated
+    worker = () if simulated is None else ("--simulated", *shlex.split(simulated))
     return [
         *(
             Command(

@@ -142,43 +142,53 @@ class Client:
     @overload
     def generate(
         self, prompt: Prompt, sampling: SamplingParams | None = None, *,
-        timeout_s: float | None = None, stream: Literal[False] = False,
+        timeout_s: float | None = None, priority: int = 0, stream: Literal[False] = False,
     ) -> Completion: ...  # fmt: skip
     @overload
     def generate(
         self, prompt: Prompt, sampling: SamplingParams | None = None, *,
-        timeout_s: float | None = None, stream: Literal[True],
+        timeout_s: float | None = None, priority: int = 0, stream: Literal[True],
     ) -> SyncStream: ...  # fmt: skip
     def generate(
         self, prompt: Prompt, sampling: SamplingParams | None = None, *,
-        timeout_s: float | None = None, stream: bool = False,
+        timeout_s: float | None = None, priority: int = 0, stream: bool = False,
     ) -> Completion | SyncStream:  # fmt: skip
         """Complete a text or token ids: a Completion, or with `stream` a stream of chunks."""
         if stream:
-            work = self._client.generate(prompt, sampling, timeout_s=timeout_s, stream=True)
+            work = self._client.generate(
+                prompt, sampling, timeout_s=timeout_s, priority=priority, stream=True
+            )
             return SyncStream(self._loop, self._loop.run(work))
-        return self._loop.run(self._client.generate(prompt, sampling, timeout_s=timeout_s))
+        whole = self._client.generate(prompt, sampling, timeout_s=timeout_s, priority=priority)
+        return self._loop.run(whole)
 
     @overload
     def chat(
         self, messages: Sequence[Json], sampling: SamplingParams | None = None, *,
-        timeout_s: float | None = None, stream: Literal[False] = False, **template: Any,
+        timeout_s: float | None = None, priority: int = 0, stream: Literal[False] = False,
+        **template: Any,
     ) -> Completion: ...  # fmt: skip
     @overload
     def chat(
         self, messages: Sequence[Json], sampling: SamplingParams | None = None, *,
-        timeout_s: float | None = None, stream: Literal[True], **template: Any,
+        timeout_s: float | None = None, priority: int = 0, stream: Literal[True],
+        **template: Any,
     ) -> SyncStream: ...  # fmt: skip
     def chat(
         self, messages: Sequence[Json], sampling: SamplingParams | None = None, *,
-        timeout_s: float | None = None, stream: bool = False, **template: Any,
+        timeout_s: float | None = None, priority: int = 0, stream: bool = False,
+        **template: Any,
     ) -> Completion | SyncStream:  # fmt: skip
         """`generate` the answer to a chat: [{"role": …, "content": …}, …]."""
         client = self._client
         if stream:
-            work = client.chat(messages, sampling, timeout_s=timeout_s, stream=True, **template)
+            work = client.chat(
+                messages, sampling, timeout_s=timeout_s, priority=priority, stream=True, **template
+            )
             return SyncStream(self._loop, self._loop.run(work))
-        whole = client.chat(messages, sampling, timeout_s=timeout_s, stream=False, **template)
+        whole = client.chat(
+            messages, sampling, timeout_s=timeout_s, priority=priority, stream=False, **template
+        )
         return self._loop.run(whole)
 
     def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -139,7 +140,8 @@ def parent_of(pid: int) -> int | None:
 @contextmanager
 def simulated_server(*worker: str, **options: Any) -> Iterator[Server]:
     """A running server whose worker is simulated: `worker` are its arguments, by default ECHO."""
-    server = Server(from_options(options), simulated=worker or ECHO, echo=lambda line: None)
+    config = from_options({"simulated": shlex.join(worker or ECHO), **options})
+    server = Server(config, echo=lambda line: None)
     try:
         server.start()
         yield server
@@ -213,7 +215,7 @@ class Script:
 
 LAUNCH = """
 import sys, launch
-sys.exit(launch.main(sys.argv[2:], simulated=tuple(sys.argv[1].split())))
+sys.exit(launch.main(["--simulated", *sys.argv[1:]]))
 """
 
 

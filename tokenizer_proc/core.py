@@ -53,6 +53,8 @@ CLIENT_SILENCE_TICKS = 10
 Hello every 2 s. Ticks are counted and not seconds: while this process stands still (stopped by a
 signal, say) it hears nobody, and then the silence is its own.
 """
+MAX_PRIORITY = 100
+"""Bounded, for the wait under the policy "priority" is bounded by the levels there are."""
 MAX_CHARS_PER_TOKEN = 64
 """A text longer than this times max_seq_len is refused before it is tokenized, and so are as many
 ids before they become text.
@@ -208,6 +210,10 @@ class TokenizerCore:
         message.sampling.validate(self._vocab_size)
         if message.timeout_s is not None and not 0 < message.timeout_s < 1e9:
             raise RequestError(f"timeout_s is {message.timeout_s}: it must be above 0 seconds")
+        if abs(message.priority) > MAX_PRIORITY:
+            raise RequestError(
+                f"priority is {message.priority}: it must be from {-MAX_PRIORITY} to {MAX_PRIORITY}"
+            )
         prompt_ids, _ = self._encode(message.text, message.token_ids, message.chat, True)
         if not len(prompt_ids):
             raise RequestError("the prompt is empty: it needs at least one token")

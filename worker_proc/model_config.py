@@ -1,4 +1,5 @@
-"""The shape of a model, read from a Hugging Face config.json (gguf_checkpoint.py reads it from GGUF).
+"""The shape of a model, read from a Hugging Face config.json (gguf_checkpoint.py reads it from
+GGUF).
 
 What a checkpoint asks for and this code does not compute is refused here by name, never ignored.
 """

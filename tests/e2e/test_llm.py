@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import shlex
 import signal
 from collections.abc import Iterator
 from functools import partial
@@ -11,29 +12,21 @@ from typing import Any
 import pytest
 
 from runtime import LLM, ConfigError, ModelNotFound, ProcessDied, RequestError, SamplingParams
-from runtime.server import Server
 from tests.fakes import ECHO, Script, is_gone, wait_until_gone
 
 PRELUDE = """
 from functools import partial
-import runtime.llm
 from runtime import LLM, SamplingParams
-from runtime.server import Server
-runtime.llm.Server = partial(Server, simulated=("--answers", "echo", "--vocab-size", "49152"))
+LLM = partial(LLM, simulated="--answers echo --vocab-size 49152")
 """
 
 
-@pytest.fixture(autouse=True)
-def _simulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.llm.Server", partial(Server, simulated=ECHO))
+EchoLLM = partial(LLM, simulated=shlex.join(ECHO))
 
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("runtime.llm.Server", partial(Server, simulated=ECHO))
-        made = LLM()
-    with made:
+    with EchoLLM() as made:
         yield made
 
 
@@ -76,6 +69,7 @@ def test_chat_takes_one_chat_or_several(llm: LLM) -> None:
 
 
 def test_the_tokenizer_is_the_servers(llm: LLM) -> None:
+    assert llm.tokenizer("a text").input_ids == llm.tokenizer.encode("a text")
     ids = llm.tokenizer.encode("some words")
     assert llm.tokenizer.decode(ids) == "some words"
     chat = [{"role": "user", "content": "hi"}]
@@ -128,7 +122,7 @@ def test_a_refused_batch_leaves_nothing_running(llm: LLM) -> None:
 )
 def test_bad_options_are_errors(options: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error):
-        LLM(**options)
+        EchoLLM(**options)
 
 
 def test_generate_takes_no_unknown_argument(llm: LLM) -> None:
@@ -137,12 +131,12 @@ def test_generate_takes_no_unknown_argument(llm: LLM) -> None:
 
 
 def test_two_at_once_and_another_afterwards(llm: LLM) -> None:
-    with LLM() as second:
+    with EchoLLM() as second:
         assert set(second.pids.values()).isdisjoint(llm.pids.values())
         assert second.generate([5], params(2)) == llm.generate([5], params(2))
         folder = second._session.server.instance.folder
     assert is_gone(folder)
-    with LLM() as third:
+    with EchoLLM() as third:
         assert third.generate([5], params(2))[0]["token_ids"] == [5, 5]
 
 
@@ -150,14 +144,14 @@ def test_it_works_while_an_asyncio_loop_runs_in_this_thread() -> None:
     """As in a notebook."""
 
     async def cell() -> list[int]:
-        with LLM() as llm:
+        with EchoLLM() as llm:
             return list(llm.generate([5], params(3), use_tqdm=False)[0]["token_ids"])
 
     assert asyncio.run(cell()) == [5, 5, 5]
 
 
 def test_one_that_is_dropped_ends_its_processes() -> None:
-    llm = LLM()
+    llm = EchoLLM()
     folder = llm._session.server.instance.folder
     del llm
     gc.collect()
@@ -165,7 +159,7 @@ def test_one_that_is_dropped_ends_its_processes() -> None:
 
 
 def test_after_shutdown_it_says_so() -> None:
-    llm = LLM()
+    llm = EchoLLM()
     llm.shutdown()
     llm.shutdown()
     with pytest.raises(RequestError, match="shut down"):
@@ -181,7 +175,7 @@ def generate_for_ever(llm: LLM) -> None:
 
 @pytest.mark.parametrize("name", ["worker-0", "tokenizer-0", "scheduler"])
 def test_a_death_while_idle_is_named_by_the_next_call(name: str) -> None:
-    with LLM() as llm:
+    with EchoLLM() as llm:
         os.kill(llm.pids[name], signal.SIGKILL)
         with pytest.raises(ProcessDied, match=f"{name} died"):
             generate_for_ever(llm)
@@ -218,7 +212,7 @@ def test_a_script_may_have_modules_named_like_ours(tmp_path: Any) -> None:
 
 
 def test_verbose_shows_the_ready_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    with LLM(verbose=True):
+    with EchoLLM(verbose=True):
         err = capsys.readouterr().err
     assert [name for name in ("worker-0", "tokenizer-0", "scheduler") if f"{name} ready: " in err]
     assert "\r" not in err

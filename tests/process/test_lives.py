@@ -35,14 +35,10 @@ STATES = ("loading", "idle", "busy")
 NAMES = ("worker-0", "tokenizer-0", "scheduler")
 LLM_SCRIPT = """
 import sys
-from functools import partial
-import runtime.llm
 from runtime import LLM, ProcessDied, SamplingParams
-from runtime.server import Server
 
-state, *worker = sys.argv[1].split()
-runtime.llm.Server = partial(Server, simulated=tuple(worker))
-llm = LLM()
+state, _, worker = sys.argv[1].partition(" ")
+llm = LLM(simulated=worker)
 print("pids", *(f"{name}={pid}" for name, pid in llm.pids.items()), flush=True)
 if state == "idle":
     sys.stdin.read()
@@ -194,7 +190,7 @@ def test_a_launch_that_stood_still_blames_nobody() -> None:
     code = """
 import sys, launch, runtime.supervisor
 runtime.supervisor.HEARTBEAT_LIMIT_S = 2.0
-sys.exit(launch.main([], simulated=tuple(sys.argv[1].split())))
+sys.exit(launch.main(["--simulated", sys.argv[1]]))
 """
     with Script(code, " ".join(ECHO)) as program:
         endpoint = program.line("serving at ")

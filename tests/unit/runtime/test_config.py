@@ -42,6 +42,7 @@ OTHER_VALUES: Mapping[str, Any] = {
     "tp": 1,
     "threads": 2,
     "num_page_override": 1000,
+    "simulated": "--answers echo",
     "kv_memory_fraction": 0.25,
     "endpoint": "tcp://127.0.0.1:0",
     "startup_timeout": 30.0,
