@@ -23,6 +23,8 @@ from runtime.types import Json
 
 _T = TypeVar("_T")
 
+MAX_OPEN_CALLS = 1024
+"""Calls of one `generate` that are open at once; the others follow as these end."""
 DEATH_NEWS_S = 3.0
 """How long the supervisor may take to tell which process a lost connection is due to."""
 
@@ -203,12 +205,15 @@ class LLM:
     # ---- inside ---------------------------------------------------------------------------
 
     def _run(self, calls: Sequence[Callable[[], Any]], use_tqdm: bool) -> list[Json]:
+        # More would only wait in the server's queue, whose length is limited.
+        room = asyncio.Semaphore(MAX_OPEN_CALLS)
+
         async def all_of_them() -> list[Completion]:
             bar = tqdm(total=len(calls), desc="requests", disable=not use_tqdm)
             with bar:
                 async with asyncio.TaskGroup() as group:
                     tasks = [
-                        group.create_task(_one(index, call, bar, len(calls)))
+                        group.create_task(_one(index, call, bar, len(calls), room))
                         for index, call in enumerate(calls)
                     ]
             return [task.result() for task in tasks]
@@ -217,9 +222,12 @@ class LLM:
         return [_as_dict(completion) for completion in completions]
 
 
-async def _one(index: int, call: Callable[[], Any], bar: Any, count: int) -> Completion:
+async def _one(
+    index: int, call: Callable[[], Any], bar: Any, count: int, room: asyncio.Semaphore
+) -> Completion:
     try:
-        completion: Completion = await call()
+        async with room:
+            completion: Completion = await call()
     except RequestError as e:
         raise (RequestError(f"prompt {index}: {e}") if count > 1 else e) from None
     bar.update()

@@ -217,6 +217,7 @@ class AsyncDealer:
         self._raw.setsockopt(zmq.RCVHWM, CLIENT_HWM)
         self._events = self._raw.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._numbering = Numbering(name, Epoch(0))
+        self._check = SequenceCheck("from the server")
         try:
             _allow_ipv6(self._raw, address)
             self._raw.connect(address)
@@ -241,9 +242,11 @@ class AsyncDealer:
         await self._raw.send(frame)
 
     async def receive(self) -> Any:
-        """The next message; ProtocolError if the server speaks something else."""
+        """The next message; ProtocolError if the server speaks something else, or has left some
+        out: it drops what a client that does not read lets gather, and its calls with it.
+        """
         parts = await self._raw.recv_multipart()
-        return CODEC.decode(parts[-1])[1]
+        return self._check.decode(parts[-1])[1]
 
     async def disconnected(self) -> None:
         """Returns when the server's end is gone."""

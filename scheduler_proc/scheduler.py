@@ -87,6 +87,7 @@ class Scheduler:
         self._live[request.id] = request
         self._queue.push(request)
         if deadline is not None:
+            self._drop_past_deadlines()
             heapq.heappush(self._deadlines, (deadline, request.id))
 
     def abort(self, request_id: RequestId) -> None:
@@ -220,6 +221,12 @@ class Scheduler:
                 f"{len(self._queue)} requests wait already (max_queued_req): try again later"
             )  # fmt: skip
         return None if text is None else Rejected(request=submit.request, kind=kind, text=text)
+
+    def _drop_past_deadlines(self) -> None:
+        """Forget the deadlines of ended requests once they are the greater part. Amortised O(1)."""
+        if len(self._deadlines) > 2 * len(self._live) + 16:
+            self._deadlines = [entry for entry in self._deadlines if entry[1] in self._live]
+            heapq.heapify(self._deadlines)
 
     def _append_tokens(self, slots: IntArray, tokens: IntArray) -> None:
         """New known tokens, one for each of `slots`; ends whom they complete."""
