@@ -206,7 +206,8 @@ class LLM:
 
     def _run(self, calls: Sequence[Callable[[], Any]], use_tqdm: bool) -> list[Json]:
         # More would only wait in the server's queue, whose length is limited.
-        room = asyncio.Semaphore(MAX_OPEN_CALLS)
+        queue = self._session.server.instance.config.scheduler.max_queued_req
+        room = asyncio.Semaphore(min(MAX_OPEN_CALLS, queue))
 
         async def all_of_them() -> list[Completion]:
             bar = tqdm(total=len(calls), desc="requests", disable=not use_tqdm)

@@ -71,8 +71,9 @@ class SamplingParams:
         for text in self.stop:
             _check(isinstance(text, str) and 0 < len(text) <= MAX_STOP_CHARS, "stop", text,
                    f"each must be a string of 1 to {MAX_STOP_CHARS} characters")  # fmt: skip
-        _check(len(self.stop_token_ids) <= MAX_STOP_TOKEN_IDS, "stop_token_ids",
-               f"{len(self.stop_token_ids)} ids", f"at most {MAX_STOP_TOKEN_IDS} are taken")  # fmt: skip
+        num_ids = len(self.stop_token_ids)
+        _check(num_ids <= MAX_STOP_TOKEN_IDS, "stop_token_ids", f"{num_ids} ids",
+               f"at most {MAX_STOP_TOKEN_IDS} are taken")  # fmt: skip
         for token in self.stop_token_ids:
             _check(_is_int(token) and 0 <= token < vocab_size, "stop_token_ids", token,
                    f"each must be a token id from 0 to {vocab_size - 1}")  # fmt: skip

@@ -31,7 +31,8 @@ reader from everybody else.
 """
 LINGER_MS = 1000
 """How long a closing socket may take to hand over its last messages."""
-MAX_FRAME_BYTES = 64 << 20
+MAX_FRAME_BYTES = 4 << 20
+"""Of what a client sends: a frame may unpack to some fifty times its size."""
 
 
 class Numbering:

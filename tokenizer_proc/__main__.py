@@ -13,6 +13,7 @@ from tokenizer_proc.loading import load_tokenizer
 from tokenizer_proc.tokenizer import Tokenizer
 
 TICK_S = 1.0
+SLICE_S = 0.05
 
 
 class Service:
@@ -59,13 +60,23 @@ class Service:
                 for message in self._news.drain():
                     self._core.on_scheduler(message)
             if self._clients in ready:
-                for client, frame in self._clients.drain():
-                    self._core.on_client_frame(client, frame)
+                self._hear_clients()
             now = time.monotonic()
             if now >= next_tick:
                 self._core.tick()
                 next_tick = now + TICK_S
             self._act()
+
+    def _hear_clients(self) -> None:
+        """What clients sent, for SLICE_S at most: tokenizing for one must not silence the
+        others.
+        """
+        end = time.monotonic() + SLICE_S
+        for client, frame in self._clients.drain():
+            self._core.on_client_frame(client, frame)
+            self._act()
+            if time.monotonic() >= end:
+                break
 
     def _act(self) -> None:
         """Send what the core wants sent; a client that can't be reached is gone."""
