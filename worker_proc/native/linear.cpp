@@ -37,7 +37,7 @@ constexpr int kMaxRows = kLanes == 16 ? 12 : 4;       // of a tile, whose sums f
 constexpr int kUnroll = 8;                            // words of k per turn of the inner loop
 constexpr int64_t kRowBlockBytes = 512 << 10;         // activations kept in L2
 constexpr int64_t kAheadBytes = 8 << 10;              // how far weights are prefetched
-constexpr int64_t kSerialCopies = 64;                 // rows copied by one thread
+constexpr int64_t kSerialBytes = 64 << 10;             // of rows that one thread copies
 constexpr int64_t kSerialWork = 1 << 16;              // multiply-adds below which threads don't pay
 
 using Floats = float __attribute__((vector_size(TANDEM_VECTOR_BYTES)));
@@ -200,7 +200,7 @@ void column_block(const Product<T>& p, int64_t block, int64_t first, int64_t las
 
 int64_t divided_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Rows with a stride of whole words that is no multiple of the cache's way, in `scratch`.
+// A row padded to whole words.
 template <class T>
 void copy_row(uint32_t* to, const typename T::Element* from, int64_t size, int64_t words) {
   to[words - 1] = 0;
@@ -217,6 +217,7 @@ void multiply(Product<T> p, const typename T::Element* x, int64_t in_features) {
   p.stride = p.words;
   p.rows = (const uint32_t*)x;
   if (copied) {
+    // One cache line more than the rows fill, so that a tile's rows don't all fall into one set of the cache.
     p.stride = divided_up(p.words, 16) * 16 + 16;
     scratch.reset(new uint32_t[p.num_rows * p.stride]);
     p.rows = scratch.get();
@@ -225,7 +226,7 @@ void multiply(Product<T> p, const typename T::Element* x, int64_t in_features) {
     copy_row<T>(scratch.get() + r * p.stride, x + r * in_features, in_features, p.words);
   };
   // Each wait for all threads costs much where another program holds a core: few rows are copied before they start.
-  bool copy_first = copied && p.num_rows <= kSerialCopies;
+  bool copy_first = copied && p.num_rows * p.words * 4 <= kSerialBytes;
   for (int64_t r = 0; copy_first && r < p.num_rows; r++) copy(r);
 #pragma omp parallel if (p.num_rows * p.num_columns * p.words >= kSerialWork)
   {
@@ -335,8 +336,30 @@ void gather(TensorView packed, int64_t num_rows, TensorView ids, TensorView out)
   }
 }
 
+// The exclusive or of all words of `data`: reads every byte, for measuring what memory delivers.
+int64_t read(TensorView data) {
+  check(data.IsContiguous() && data.dtype().bits == 32, "data must be contiguous, of 32 bits an element");
+  constexpr int64_t kTurn = 8 * kLanes;
+  auto* words = (const uint32_t*)data.data_ptr();
+  uint32_t all = 0;
+#pragma omp parallel for schedule(static) reduction(^ : all)
+  for (int64_t i = 0; i < data.numel() / kTurn; i++) {
+    Words sum = {};
+    for (int v = 0; v < 8; v++) {
+      Words value;
+      std::memcpy(&value, words + i * kTurn + v * kLanes, sizeof value);
+      sum ^= value;
+    }
+    for (int v = 0; v < 8 * kLanes; v += 16) __builtin_prefetch(words + i * kTurn + v + kAheadBytes / 4);
+    for (int lane = 0; lane < kLanes; lane++) all ^= sum[lane];
+  }
+  for (int64_t i = data.numel() / kTurn * kTurn; i < data.numel(); i++) all ^= words[i];
+  return all;
+}
+
 }  // namespace
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(linear, linear);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(pack, pack);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(gather, gather);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(read, read);
