@@ -170,3 +170,11 @@ def test_torch_agrees_within_tolerance(linears: NativeLinears, dtype: torch.dtyp
     ours = linears.linear(weight, bias)(x)
     worst = (ours.float() - theirs.float()).abs().max() / theirs.float().abs().max()
     assert worst < (1e-2 if dtype == torch.bfloat16 else 1e-5)
+
+
+def test_reading_for_a_benchmark_reads_every_word(linears: NativeLinears) -> None:
+    data = torch.randint(-(2**31), 2**31, (1_003,), dtype=torch.int32)
+    expected = 0
+    for word in data.tolist():
+        expected ^= word & 0xFFFFFFFF
+    assert build.load(_VARIANTS[linears.name]).read(data) == expected

@@ -342,16 +342,20 @@ int64_t read(TensorView data) {
   constexpr int64_t kTurn = 8 * kLanes;
   auto* words = (const uint32_t*)data.data_ptr();
   uint32_t all = 0;
-#pragma omp parallel for schedule(static) reduction(^ : all)
-  for (int64_t i = 0; i < data.numel() / kTurn; i++) {
-    Words sum = {};
-    for (int v = 0; v < 8; v++) {
-      Words value;
-      std::memcpy(&value, words + i * kTurn + v * kLanes, sizeof value);
-      sum ^= value;
-    }
-    for (int v = 0; v < 8 * kLanes; v += 16) __builtin_prefetch(words + i * kTurn + v + kAheadBytes / 4);
-    for (int lane = 0; lane < kLanes; lane++) all ^= sum[lane];
+#pragma omp parallel reduction(^ : all)
+  {
+    Words sums[8] = {};
+#pragma omp for schedule(static) nowait
+    for (int64_t i = 0; i < data.numel() / kTurn; i++)
+      for (int v = 0; v < 8; v++) {
+        const uint32_t* from = words + i * kTurn + v * kLanes;
+        Words value;
+        std::memcpy(&value, from, sizeof value);
+        sums[v] ^= value;
+        __builtin_prefetch(from + kAheadBytes / 4);
+      }
+    for (const Words& sum : sums)
+      for (int lane = 0; lane < kLanes; lane++) all ^= sum[lane];
   }
   for (int64_t i = data.numel() / kTurn * kTurn; i < data.numel(); i++) all ^= words[i];
   return all;
