@@ -27,6 +27,9 @@ from runtime.options import (
     all_options,
 )
 
+KERNELS = ("auto", "avx512bf16", "avx512", "avx2", "portable", "torch")
+"""auto: the fastest that the processor runs; torch also where no kernels can be built."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
@@ -73,6 +76,17 @@ def cache_dir() -> Path:
     """Where converted tokenizers and built kernels are kept between starts."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base) / "tandem"
+
+
+def kernels_choice() -> str:
+    """What the worker's products are computed with: TANDEM_KERNELS, for tests and comparisons."""
+    chosen = os.environ.get("TANDEM_KERNELS") or "auto"
+    if chosen not in KERNELS:
+        raise ConfigError(
+            f"TANDEM_KERNELS is {chosen!r}: it takes {' or '.join(KERNELS)}"
+            + _nearest(chosen, KERNELS)
+        )
+    return chosen
 
 
 def child_environment() -> dict[str, str]:

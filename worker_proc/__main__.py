@@ -70,7 +70,9 @@ def real_worker(process: Process) -> Execute:
     )
     engine.begin(begin.num_pages, page_size, config.scheduler.max_running_req, begin.max_seq_len)
     dtype = str(engine.dtype).removeprefix("torch.")
-    process.ready(f"{files.name} from {files.path}, {dtype}, {num_threads} threads")
+    process.ready(
+        f"{files.name} from {files.path}, {dtype}, {engine.kernels} kernels, {num_threads} threads"
+    )
     return engine.execute
 
 

@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from runtime.errors import ConfigError, ModelNotFound
+from worker_proc.linear import Linears
 
 Shapes = Mapping[str, tuple[int, ...]]
 _INDEX = "model.safetensors.index.json"
@@ -93,9 +94,14 @@ class Weights:
         expected: Shapes,
         dtype: torch.dtype,
         progress: Callable[[float], None],
+        linears: Linears,
     ) -> None:
-        """expected: every weight that will be asked for. Raises ConfigError as check_weights."""
+        """expected: every weight that will be asked for. Raises ConfigError as check_weights.
+
+        linears: makes the model's products, of weights taken here.
+        """
         check_weights(checkpoint.shapes(), expected)
+        self.linears = linears
         self._checkpoint = checkpoint
         self._expected = expected
         self._dtype = dtype

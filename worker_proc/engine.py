@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from runtime.config import kernels_choice
 from runtime.errors import ConfigError, InternalError
 from runtime.gguf_file import GgufFile
 from runtime.instance import ModelFiles
@@ -16,6 +17,7 @@ from worker_proc.batch import Batch, make_batch
 from worker_proc.checkpoint import Checkpoint, DummyCheckpoint, SafetensorsCheckpoint, Weights
 from worker_proc.gguf_checkpoint import GgufCheckpoint, read_gguf_config
 from worker_proc.kv_pool import KvPool, bytes_per_page
+from worker_proc.linear import make_linears
 from worker_proc.machine import free_memory_bytes, resolve_dtype
 from worker_proc.model_config import ModelConfig, read_config
 from worker_proc.models import CausalLM, Family, family_of
@@ -29,11 +31,15 @@ class Engine:
     """One loaded model; after `begin`, also its pool and tables.
 
     config: the model's shape. model: its weights. dtype: of weights, activations and KV.
+    kernels: what computes its products, as TANDEM_KERNELS has it.
     """
 
-    def __init__(self, config: ModelConfig, model: CausalLM, dtype: torch.dtype) -> None:
+    def __init__(
+        self, config: ModelConfig, model: CausalLM, dtype: torch.dtype, kernels: str
+    ) -> None:
         self.config = config
         self.dtype = dtype
+        self.kernels = kernels
         self.model = model
         self._run: _Run | None = None
 
@@ -56,9 +62,10 @@ class Engine:
         family = family_of(config)
         checkpoint = _checkpoint(files, gguf, config, family, load_format)
         computed = resolve_dtype(dtype, config.dtype)
-        weights = Weights(checkpoint, family.shapes(config), computed, progress)
+        linears = make_linears(kernels_choice())
+        weights = Weights(checkpoint, family.shapes(config), computed, progress, linears)
         with torch.inference_mode():
-            return cls(config, family.build(config, weights), computed)
+            return cls(config, family.build(config, weights), computed, linears.name)
 
     def capacity(self, kv_memory_fraction: float, page_size: int) -> int:
         """How many pages fit into that fraction of the memory that is free now; at least one.

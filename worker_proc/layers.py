@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 
 from worker_proc.checkpoint import Weights
-from worker_proc.linear import Linear, make_linear
+from worker_proc.linear import Linear
 
 
 class RMSNorm:
@@ -26,14 +26,14 @@ class RMSNorm:
 
 
 class Embedding:
-    """Rows of a table by token id. weight: [vocab_size, hidden_size], shared with a tied head."""
+    """Rows of a table by token id. weight: [vocab_size, hidden_size]."""
 
     def __init__(self, weight: torch.Tensor) -> None:
-        self.weight = weight
+        self._weight = weight
 
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:
         """ids: int [n] -> [n, hidden_size]."""
-        return functional.embedding(ids, self.weight)
+        return functional.embedding(ids, self._weight)
 
 
 class GatedMlp:
@@ -52,4 +52,4 @@ def fused_linear(weights: Weights, prefix: str, names: Sequence[str], bias: bool
     """One product for several matrices of the same input: their outputs lie side by side."""
     weight = weights.fused([f"{prefix}{name}.weight" for name in names])
     offset = weights.fused([f"{prefix}{name}.bias" for name in names]) if bias else None
-    return make_linear(weight, offset)
+    return weights.linears.linear(weight, offset)

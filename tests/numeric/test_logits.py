@@ -83,7 +83,7 @@ def recorded(files: ModelFiles, dtype: str) -> tuple[Engine, Recorder]:
     """The engine of `files`, and what its sampler sees."""
     loaded = Engine.load(files, dtype=dtype)
     recorder = Recorder(loaded.model)
-    return Engine(loaded.config, recorder, loaded.dtype), recorder
+    return Engine(loaded.config, recorder, loaded.dtype, loaded.kernels), recorder
 
 
 def begin(engine: Engine, page_size: int, max_seq_len: int = 256) -> PlanMaker:

@@ -3,16 +3,20 @@
 Source: Llama (arXiv 2302.13971); grouped-query attention (arXiv 2305.13245).
 """
 
+from collections.abc import Callable
+
 import torch
 
 from worker_proc.attention import AttentionStep
 from worker_proc.checkpoint import Weights
 from worker_proc.layers import Embedding, GatedMlp, RMSNorm, fused_linear
-from worker_proc.linear import PlainLinear, make_linear
+from worker_proc.linear import Linear
 from worker_proc.model_config import ModelConfig
 from worker_proc.rope import Rope, rotate
 
 Angles = tuple[torch.Tensor, torch.Tensor]
+Lookup = Callable[[torch.Tensor], torch.Tensor]
+"""ids: int [n] -> [n, hidden_size]."""
 
 
 class LlamaAttention:
@@ -62,15 +66,10 @@ class LlamaForCausalLM:
     layer_type = LlamaLayer
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
-        self._embedding = Embedding(weights.take("model.embed_tokens.weight"))
+        self._embedding, self._head = _ends(config, weights)
         self._rope = Rope(config.rope_theta, config.head_dim, config.rope_scaling)
         self._layers = [self.layer_type(config, weights, i) for i in range(config.num_layers)]
         self._norm = RMSNorm(weights.take("model.norm.weight"), config.rms_norm_eps)
-        self._head = (
-            PlainLinear(self._embedding.weight)
-            if config.tie_word_embeddings
-            else make_linear(weights.take("lm_head.weight"))
-        )
 
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, attention: AttentionStep
@@ -85,6 +84,15 @@ class LlamaForCausalLM:
     def logits(self, hidden_rows: torch.Tensor) -> torch.Tensor:
         """hidden_rows: [r, hidden_size] of `forward` -> float32 [r, vocab_size]."""
         return self._head(self._norm(hidden_rows)).float()
+
+
+def _ends(config: ModelConfig, weights: Weights) -> tuple[Lookup, Linear]:
+    """The embedding and the head, on one matrix where they are tied."""
+    table = weights.take("model.embed_tokens.weight")
+    if config.tie_word_embeddings:
+        tied = weights.linears.tied(table)
+        return tied.rows, tied
+    return Embedding(table), weights.linears.linear(weights.take("lm_head.weight"))
 
 
 def llama_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:

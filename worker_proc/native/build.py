@@ -1,0 +1,187 @@
+"""Kernels compiled for this processor at first use and kept in the cache folder.
+
+Rules: a library appears under its name whole or not at all, so that two processes may build the
+same one at once; the name tells the source, the compiler and the flags, so nothing stale is loaded.
+The kernels compute in the OpenMP threads that torch has already started, so both obey
+torch.set_num_threads and never crowd each other out: worker_proc imports torch before it loads one.
+"""
+
+import hashlib
+import logging
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from tvm_ffi import Module, libinfo, load_module
+
+from runtime.config import cache_dir
+from runtime.errors import ConfigError
+
+_SOURCE = Path(__file__).parent / "linear.cpp"
+_CPUINFO = Path("/proc/cpuinfo")
+_COMPILERS = ("g++", "c++")
+_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fopenmp")
+_BUILD_TIMEOUT_S = 300
+_AVX512 = frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "fma"})
+
+log = logging.getLogger(__name__)
+
+
+class NoKernels(Exception):
+    """Kernels can't be had here: its text says why, and the way out. Torch computes instead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """One way to compile the source.
+
+    name: as TANDEM_KERNELS has it. needs: the processor's features, by their names in
+    /proc/cpuinfo. vector_bytes: of a register. dot_bf16: whether pairs of bfloat16 are multiplied
+    as they are.
+    """
+
+    name: str
+    needs: frozenset[str]
+    flags: tuple[str, ...]
+    vector_bytes: int
+    dot_bf16: bool = False
+
+    def arguments(self) -> tuple[str, ...]:
+        """What the compiler is told beside file names."""
+        defines = (
+            f"-DTANDEM_VECTOR_BYTES={self.vector_bytes}",
+            f"-DTANDEM_DOT_BF16={int(self.dot_bf16)}",
+        )
+        return (*_FLAGS, *self.flags, *defines)
+
+
+VARIANTS = (
+    Variant(
+        name="avx512bf16",
+        needs=_AVX512 | {"avx512_bf16"},
+        flags=("-march=x86-64-v4", "-mavx512bf16", "-mprefer-vector-width=512"),
+        vector_bytes=64,
+        dot_bf16=True,
+    ),
+    Variant(
+        name="avx512",
+        needs=_AVX512,
+        flags=("-march=x86-64-v4", "-mprefer-vector-width=512"),
+        vector_bytes=64,
+    ),
+    Variant(
+        name="avx2",
+        needs=frozenset({"avx2", "fma", "bmi2", "f16c", "movbe"}),
+        flags=("-march=x86-64-v3",),
+        vector_bytes=32,
+    ),
+    Variant(name="portable", needs=frozenset(), flags=(), vector_bytes=16),
+)
+"""The fastest first."""
+
+
+def runnable() -> list[Variant]:
+    """Those that this processor runs, the fastest first; the last is `portable`."""
+    features = _features()
+    return [variant for variant in VARIANTS if variant.needs <= features]
+
+
+def pick(kernels: str) -> Variant:
+    """The variant so called, "auto" for the fastest. Raises ConfigError where it can't run here."""
+    found = runnable()
+    if kernels == "auto":
+        return found[0]
+    for variant in found:
+        if variant.name == kernels:
+            return variant
+    raise ConfigError(
+        f"TANDEM_KERNELS is {kernels!r}, which this processor can't run: it runs "
+        + ", ".join(variant.name for variant in found)
+    )
+
+
+def load(variant: Variant) -> Module:
+    """The kernels, built if need be (some seconds). Raises NoKernels."""
+    path = library(variant)
+    try:
+        return load_module(str(path))
+    except (RuntimeError, OSError) as e:
+        raise NoKernels(f"{path} can't be loaded ({e}): delete it to have it built anew") from None
+
+
+def library(variant: Variant) -> Path:
+    """The shared library of `variant`, built now or in an earlier start. Raises NoKernels."""
+    compiler = _compiler()
+    target = cache_dir() / "kernels" / f"linear-{variant.name}-{_key(compiler, variant)}.so"
+    try:
+        if target.is_file():
+            return target
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".building-", dir=target.parent) as scratch:
+            built = Path(scratch) / target.name
+            _compile(compiler, variant, built)
+            built.rename(target)
+    except OSError as e:
+        raise NoKernels(
+            f"the cache folder {target.parent} can't be used ({e.strerror or e}):"
+            " make it writable or set XDG_CACHE_HOME to another place"
+        ) from None
+    return target
+
+
+def _compile(compiler: str, variant: Variant, target: Path) -> None:
+    log.info("building the %s kernels in %s", variant.name, target.parent.parent)
+    library = Path(libinfo.find_libtvm_ffi())
+    includes = (libinfo.find_include_path(), libinfo.find_dlpack_include_path())
+    command = [
+        compiler,
+        *variant.arguments(),
+        *(f"-isystem{path}" for path in includes),
+        str(_SOURCE),
+        *("-o", str(target)),
+        *(f"-L{library.parent}", "-ltvm_ffi"),
+    ]
+    ended = _run(command)
+    if ended.returncode:
+        lines = ended.stderr.splitlines() or ["no message"]
+        fault = next((line for line in lines if "error" in line), lines[0])
+        raise NoKernels(f"{compiler} failed ({fault}): is it a g++ of version 11 or later?")
+
+
+def _compiler() -> str:
+    for name in _COMPILERS:
+        path = shutil.which(name)
+        if path is not None:
+            return path
+    raise NoKernels(f"there is no {_COMPILERS[0]}: install one")
+
+
+def _key(compiler: str, variant: Variant) -> str:
+    """Changes with all that the library is made of."""
+    ended = _run([compiler, "--version"])
+    headers = Path(libinfo.find_include_path()) / "tvm" / "ffi" / "c_api.h"
+    digest = hashlib.sha256(_SOURCE.read_bytes())
+    for part in (ended.stdout, *variant.arguments(), headers.read_text()):
+        digest.update(f"\0{part}".encode())
+    return digest.hexdigest()[:24]
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=_BUILD_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as e:
+        raise NoKernels(f"{command[0]} can't be run ({e})") from None
+
+
+def _features() -> frozenset[str]:
+    """The processor's, by the names that Linux gives them; none where it isn't Linux on x86."""
+    try:
+        lines = _CPUINFO.read_text().splitlines()
+    except OSError:
+        return frozenset()
+    flags = next((line.partition(":")[2] for line in lines if line.startswith("flags")), "")
+    return frozenset(flags.split())
