@@ -91,7 +91,8 @@ def test_valid_utf8_in_byte_tokens_adds_up_too(name: str, data: st.DataObject) -
     )
 
 
-@given(text=st.text(max_size=20))
+# "é" is an added token here, spelled like the token of the single byte 0xE9: half a character.
+@given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="é"), max_size=20))
 def test_byte_level_text_is_out_with_the_last_byte_of_each_character(text: str) -> None:
     tokenizer = TOKENIZERS["byte-level"]
     decoder = tokenizer.decoder(False)
