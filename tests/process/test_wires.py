@@ -6,6 +6,7 @@ import shlex
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgpack
 import numpy as np
@@ -15,7 +16,7 @@ import zmq
 from runtime.client import AsyncClient
 from runtime.codec import VERSION
 from runtime.config import from_options
-from runtime.errors import ConfigError, RequestAborted
+from runtime.errors import ConfigError, ConnectionLost, RequestAborted
 from runtime.messages import (
     CODEC,
     Abort,
@@ -30,6 +31,7 @@ from runtime.sampling import SamplingParams
 from runtime.server import Server
 from runtime.supervisor import Supervisor
 from runtime.sync_client import Client
+from runtime.transport import MAX_FRAME_BYTES
 from runtime.types import RequestId
 from tests import fakes
 from tests.fakes import (
@@ -104,7 +106,7 @@ def test_bytes_that_are_not_even_zeromq_are_survived(simulated_server: StartServ
 
 def test_a_frame_too_large_ends_that_connection_only(echo_server: Server) -> None:
     with Client(echo_server.endpoint) as good, RawPeer(echo_server.endpoint) as bad:
-        bad.send(b"x" * ((64 << 20) + 1))
+        bad.send(b"x" * (MAX_FRAME_BYTES + 1))
         bad.send(frame_of(Hello()))
         assert good.generate("a b", TWO).text
 
@@ -164,6 +166,25 @@ def test_a_client_that_does_not_read_costs_little_and_loses_its_requests(
         until(lambda: is_idle(watcher) or deaf.send(frame_of(Hello())), "they are aborted", 60)
         assert memory_mib(tokenizer) < before + 100
         assert watcher.generate("a b", TWO).text
+
+
+def test_a_client_that_reads_again_too_late_hears_that_its_calls_have_ended(
+    simulated_server: StartServer,
+) -> None:
+    """Its calls used to hang for ever on a connection that was otherwise alive."""
+    server = simulated_server()
+
+    async def talk(watcher: Client) -> list[Any]:
+        async with await AsyncClient.connect(server.endpoint) as client:
+            streams = [await client.generate("a b", LONG, stream=True) for _ in range(16)]
+            calls = [asyncio.ensure_future(stream.whole()) for stream in streams]
+            # This thread, and so the client's loop, stands still until the server has given up.
+            until(lambda: watcher.stats()["requests_ended"] == 16, "it is given up", 60)
+            return await asyncio.gather(*calls, return_exceptions=True)
+
+    with Client(server.endpoint) as watcher:
+        ends = asyncio.run(asyncio.wait_for(talk(watcher), 90))
+    assert all(isinstance(end, ConnectionLost) for end in ends), ends
 
 
 def test_a_client_that_floods_does_not_shut_the_others_out(simulated_server: StartServer) -> None:

@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 
 from runtime.errors import RequestError
-from runtime.sampling import MAX_COUNT, MAX_SEED, MAX_STOP_CHARS, MAX_STOPS, SamplingParams
+from runtime.sampling import (
+    MAX_COUNT,
+    MAX_SEED,
+    MAX_STOP_CHARS,
+    MAX_STOP_TOKEN_IDS,
+    MAX_STOPS,
+    SamplingParams,
+)
 from tests.strategies import VOCAB_SIZE, valid_sampling
 
 
@@ -49,7 +56,10 @@ def test_each_bound_is_itself_allowed(name: str, values: list[Any]) -> None:
         ("top_p", [0, -0.1, 1.01, float("nan"), float("inf"), True, None]),
         ("seed", [-1, MAX_SEED + 1, 1.0, True]),
         ("stop", ["x" * (MAX_STOP_CHARS + 1), [""], ["a"] * (MAX_STOPS + 1), [1], [b"a"]]),
-        ("stop_token_ids", [[-1], [VOCAB_SIZE], [1.0], [True], ["1"]]),
+        (
+            "stop_token_ids",
+            [[-1], [VOCAB_SIZE], [1.0], [True], ["1"], [0] * (MAX_STOP_TOKEN_IDS + 1)],
+        ),
     ],
 )
 def test_each_value_out_of_bounds_names_its_field_and_itself(name: str, values: list[Any]) -> None:

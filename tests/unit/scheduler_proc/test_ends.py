@@ -209,3 +209,16 @@ def test_a_request_that_just_fits_the_pool_runs(page_size: int) -> None:
     requests = [harness.submit(PROMPT[: 64 - n], n) for n in (1, 2, 16, 63)]
     harness.run_and_check()
     assert all(harness.ends[request] is FinishReason.LENGTH for request in requests)
+
+
+def test_the_deadlines_of_ended_requests_are_forgotten() -> None:
+    """They used to stay until they were due, however far away that was."""
+    harness = Harness(100, max_running_req=4)
+    for _ in range(200):
+        request = harness.submit(PROMPT[:3], 1, deadline_s=1e6)
+        harness.abort(request)
+    assert len(harness.scheduler._deadlines) < 40
+    kept = harness.submit(PROMPT[:3], 5, deadline_s=7.0)
+    harness.expire(7.0)
+    harness.run_and_check()
+    assert harness.ends[kept] is FinishReason.ABORT
