@@ -69,6 +69,7 @@ def plot(results: dict[str, dict[str, float]], file: Path) -> None:
 
     mpl.use("svg")
     from matplotlib import pyplot as plt
+    from matplotlib.ticker import NullFormatter, ScalarFormatter
 
     pauses = [r["longest_pause_s"] * 1e3 for r in results.values()]
     firsts = [r["first_token_s"] * 1e3 for r in results.values()]
@@ -80,6 +81,9 @@ def plot(results: dict[str, dict[str, float]], file: Path) -> None:
     axes.set_ylabel("time to first token of the long prompt (ms)")
     axes.set_title(f"{LONG_PROMPT}-token prompt beside {NUM_STREAMS} streams, by max_extend_tokens")
     axes.set_xscale("log")
+    axes.set_xticks([30, 50, 100, 200, 400, 800], minor=False)
+    axes.xaxis.set_major_formatter(ScalarFormatter())
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.grid(alpha=0.3)
     figure.tight_layout()
     figure.savefig(file)

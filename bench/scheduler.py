@@ -150,6 +150,7 @@ def idle_share(step_ms: int, overlap: bool, page_size: int) -> float:
         "page_size": page_size,
         "overlap": overlap,
         "max_extend_tokens": 1 << 20,
+        "num_page_override": IDLE_REQUESTS * (-(-(PROMPT_LEN + IDLE_TOKENS) // page_size) + 1),
         "simulated": f"--step-ms {step_ms}",
     }
     with LLM("SmolLM2-135M-Instruct", **options) as llm:
