@@ -10,7 +10,7 @@ import torch
 
 from runtime.errors import InternalError
 from runtime.sampling import SamplingParams
-from runtime.types import IntArray
+from runtime.types import BoolArray, IntArray
 from worker_proc.philox import uniforms
 
 #: Below this, dividing float32 logits by the temperature leaves one token: taken for greedy.
@@ -38,16 +38,15 @@ class Sampler:
         self._top_ps[slot] = params.top_p
         self._seeds[slot] = params.seed or 0
 
-    def sample(self, logits: torch.Tensor, slots: IntArray, positions: IntArray) -> IntArray:
-        """logits: float32 [r, vocab_size]; slots, positions (of the new token) [r] -> int32 [r]."""
-        tokens = logits.argmax(-1).numpy().astype(np.int32)
-        drawn = np.flatnonzero(self._temperatures[slots] > 0)
-        if len(drawn):
-            rows = logits[torch.from_numpy(drawn)]
-            tokens[drawn] = self._draw(rows, slots[drawn], positions[drawn])
-        return tokens
+    def draws(self, slots: IntArray) -> BoolArray:
+        """Which of the slots need their logits; the others take the likeliest token. [r] -> [r]."""
+        return self._temperatures[slots] > 0
 
-    def _draw(self, logits: torch.Tensor, slots: IntArray, positions: IntArray) -> IntArray:
+    def sample(self, logits: torch.Tensor, slots: IntArray, positions: IntArray) -> IntArray:
+        """The next tokens of slots that draw, int32 [r].
+
+        logits: float32 [r, vocab_size]; positions: of the new token, [r].
+        """
         temperatures = torch.from_numpy(self._temperatures[slots]).float()[:, None]
         weights = torch.exp((logits - logits.amax(-1, keepdim=True)) / temperatures)
         limited = (self._top_ks[slots] < self._vocab_size) | (self._top_ps[slots] < 1)
