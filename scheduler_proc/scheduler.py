@@ -34,6 +34,7 @@ from scheduler_proc.cache import NaiveCache, PrefixCache
 from scheduler_proc.counters import Counters
 from scheduler_proc.memory import KvMemory
 from scheduler_proc.pages import PageAllocator
+from scheduler_proc.plan_builder import sampling_slots
 from scheduler_proc.planner import Planner
 from scheduler_proc.policies import policy_of
 from scheduler_proc.queue import WaitingQueue
@@ -148,9 +149,9 @@ class Scheduler:
             if self._in_flight or (victim := self._planner.victim()) is None:
                 return None
             self._retract(victim)
-        slots = builder.sampling_slots()
-        self._in_flight.append(_InFlight(self._step, slots, self._slots.tenure[slots]))
         plan = builder.build(self._step)
+        slots = sampling_slots(plan)
+        self._in_flight.append(_InFlight(self._step, slots, self._slots.tenure[slots]))
         self._step += 1
         return plan
 
