@@ -29,10 +29,6 @@ NUM_STEPS = 400
 RUNNING = (32, 256, 1024)
 POLICIES = ("fcfs", "lpm", "priority")
 NUM_WAITING = 4000
-POLICIES = ("fcfs", "lpm", "priority")
-NUM_WAITING = 4000
-POLICIES = ("fcfs", "lpm", "priority")
-NUM_WAITING = 4000
 KEY_LEN, SHARED_LEN, NUM_KEYS = 2000, 1500, 1000
 IDLE_REQUESTS, IDLE_TOKENS, IDLE_STEPS = 256, 3000, 800
 
@@ -43,7 +39,7 @@ def quantiles(seconds: list[float]) -> dict[str, float]:
     return {"p50": float(np.percentile(values, 50)), "p99": float(np.percentile(values, 99))}
 
 
-def submit_of(number: int, token_ids: IntArray) -> Submit:
+def submit_of(number: int, token_ids: IntArray, priority: int = 0) -> Submit:
     return Submit(
         request=RequestId(number),
         arrival=number,
@@ -51,34 +47,7 @@ def submit_of(number: int, token_ids: IntArray) -> Submit:
         sampling=SamplingParams(max_tokens=2 * NUM_STEPS, seed=number),
         stop_ids=(2,),
         deadline_s=None,
-        # Whoever runs is not pushed out.
-        priority=-1 - number % 2 if number >= NUM_WAITING else 0,
-    )
-
-
-def submit_of(number: int, token_ids: IntArray) -> Submit:
-    return Submit(
-        request=RequestId(number),
-        arrival=number,
-        token_ids=token_ids,
-        sampling=SamplingParams(max_tokens=2 * NUM_STEPS, seed=number),
-        stop_ids=(2,),
-        deadline_s=None,
-        # Whoever runs is not pushed out.
-        priority=-1 - number % 2 if number >= NUM_WAITING else 0,
-    )
-
-
-def submit_of(number: int, token_ids: IntArray) -> Submit:
-    return Submit(
-        request=RequestId(number),
-        arrival=number,
-        token_ids=token_ids,
-        sampling=SamplingParams(max_tokens=2 * NUM_STEPS, seed=number),
-        stop_ids=(2,),
-        deadline_s=None,
-        # Whoever runs is not pushed out.
-        priority=-1 - number % 2 if number >= NUM_WAITING else 0,
+        priority=priority,
     )
 
 
@@ -115,7 +84,8 @@ def plan_apply(
     tokens = np.full(num_running, 7, np.int32)
     first = scheduler.plan()
     assert first is not None
-    newcomers = (submit_of(NUM_WAITING + number, tokens) for number in itertools.count())
+    # Their priorities are below those of who runs, so that nobody is pushed out.
+    newcomers = (submit_of(n, tokens, -1 - n % 2) for n in itertools.count(num_running))
     for newcomer in itertools.islice(newcomers, num_waiting):
         scheduler.submit(newcomer, 0.0)
     in_flight = [first]
@@ -237,8 +207,6 @@ def main() -> None:
     size = arguments.page_size
     steps = {str(n): plan_apply(n, size) for n in RUNNING}
     queues = {name: plan_apply(256, size, name, NUM_WAITING) for name in POLICIES}
-    queues = {name: plan_apply(256, size, name, NUM_WAITING) for name in POLICIES}
-    queues = {name: plan_apply(256, size, name, NUM_WAITING) for name in POLICIES}
     trees, wires = radix(size), messages(size)
     idle = {
         f"{ms}ms_{'on' if overlap else 'off'}": idle_share(ms, overlap, size)
@@ -261,12 +229,6 @@ def main() -> None:
     for n, parts in steps.items():
         for name, t in parts.items():
             print(f"{n:>5} running, {name:<6} {t['p50']:8.1f} / {t['p99']:.1f}")
-    for policy, parts in queues.items():
-        t = parts["both"]
-        print(f"  256 running, {NUM_WAITING} waiting, {policy:<8} {t['p50']:8.1f} / {t['p99']:.1f}")
-    for policy, parts in queues.items():
-        t = parts["both"]
-        print(f"  256 running, {NUM_WAITING} waiting, {policy:<8} {t['p50']:8.1f} / {t['p99']:.1f}")
     for policy, parts in queues.items():
         t = parts["both"]
         print(f"  256 running, {NUM_WAITING} waiting, {policy:<8} {t['p50']:8.1f} / {t['p99']:.1f}")

@@ -107,8 +107,9 @@ class Planner:
     def _preempted(self) -> Request | None:
         """The running request that the head of the queue pushes out, if it gets in no other way."""
         queue = self._queue
-        if self._closed or not queue.may_preempt or not self._slots.owners:
+        if not queue.may_preempt or not self._slots.owners:
             return None
+        # Nobody is blocked while admissions are closed, and the slot that was retracted is free.
         if self._slots.num_free and queue.head() is not self._blocked:
             return None
         return self._lowest() if queue.preempts(min(self._ranks)) else None

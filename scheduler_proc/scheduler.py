@@ -98,8 +98,19 @@ class Scheduler:
             self._emit(request_id, Ended(request=request_id, reason=FinishReason.ABORT))
 
     def finish(self, finish: Finish) -> None:
-        """A stop string ended the request; does nothing if it has ended."""
+        """A stop string ended the request; does nothing if it has ended.
+
+        ProtocolError where it keeps tokens that the request has not had.
+        """
         if (request := self._live.get(finish.request)) is not None:
+            slot = request.slot
+            num_known = len(request.ids) if slot is None else int(self._slots.known[slot])
+            num_outputs = num_known - request.prompt_len
+            if not 0 <= finish.keep <= num_outputs:
+                raise ProtocolError(
+                    f"request {request.id} was to end with its first {finish.keep} output tokens;"
+                    f" it has had {num_outputs}"
+                )
             self._end(request)
             self._emit(request.id, Ended(request=request.id, reason=FinishReason.STOP))
 

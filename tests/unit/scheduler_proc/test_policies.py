@@ -137,6 +137,16 @@ def test_a_higher_priority_pushes_others_out_for_their_pages() -> None:
     assert sorted(driver.ended[1:]) == small
 
 
+def test_while_admissions_are_closed_nobody_is_pushed_out_for_one_who_cannot_come_in() -> None:
+    driver = Driver("priority", num_slots=2, num_pages=24)
+    old, young = (driver.submit([n, n], max_tokens=18) for n in (1, 2))
+    while not driver.scheduler.counters.retractions:
+        driver.step()
+    urgent = driver.submit([5], priority=5)
+    assert driver.run() == [old, urgent, young]
+    assert driver.scheduler.counters.retractions == 1
+
+
 def test_an_equal_priority_pushes_nobody_out() -> None:
     driver = Driver("priority")
     first = driver.submit([1], max_tokens=10, priority=3)
@@ -182,10 +192,10 @@ def test_the_first_by_priority_is_the_first_of_all_that_wait() -> None:
         newcomer.queued_at = num_admitted
         policy.joins(newcomer)
         waiting.append(newcomer)
-        if number % 3 == 0:
+        if number % 6 == 0:
             leaver = waiting.pop(int(rng.integers(len(waiting))))
             policy.leaves(leaver)
-        if number % 2 == 0:
+        if number % 2 and waiting:
             chosen = policy.choose(waiting, num_admitted)
             grown = {r: r.submit.priority - r.queued_at / PATIENCE for r in waiting}
             assert chosen is max(waiting, key=lambda r: (grown[r], -r.submit.arrival))
