@@ -56,6 +56,17 @@ struct Cells {
   Cells from(int64_t first) const { return {keys, values, indices + first, count - first}; }
 };
 
+// Asks for listed cache lines, two with every word of k. Into L2 only: a block of keys and values would drive out of L1 what is
+// being computed.
+struct LinesAhead {
+  const char* const* lines;
+
+  void operator()(int64_t k) const {
+    __builtin_prefetch(lines[2 * k], 0, 2);
+    __builtin_prefetch(lines[2 * k + 1], 0, 2);
+  }
+};
+
 // Of two vectors `1 << stage` apart, which lanes of both go into the first and into the second.
 struct Exchange {
   uint32_t low[4][kLanes] = {}, high[4][kLanes] = {};
@@ -102,6 +113,8 @@ class Attender {
     values_.assign(width_ * words_of<T>(kKeys));
     scores_.assign(max_rows_ * kKeys);
     sums_.assign(max_rows_ * width_);
+    key_lines_.resize(std::max(kKeys * row_lines(), kKeys / kColumns * words_ * 2));
+    value_lines_.resize(std::max(kKeys * row_lines(), width_ / kColumns * words_of<T>(kKeys) * 2));
     tops_.resize(max_rows_);
     totals_.resize(max_rows_);
     fades_.resize(max_rows_);
@@ -125,10 +138,11 @@ class Attender {
     for (int64_t begin = 0; begin < end; begin += kKeys) {
       int64_t num_keys = std::min(kKeys, end - begin);
       Cells<T> ahead = begin + kKeys < end ? own.from(begin + kKeys) : next;
-      pack_keys(own.from(begin), num_keys, ahead);
+      look_ahead(ahead);
+      pack_keys(own.from(begin), num_keys);
       score(num_rows, num_keys);
       for (int64_t row = 0; row < num_rows; row++) weigh(row, segment.start + first + row / group_ - begin);
-      pack_values(own.from(begin), num_keys, ahead);
+      pack_values(own.from(begin), num_keys);
       add_values(num_rows, num_keys);
     }
     for (int64_t row = 0; row < num_rows; row++) {
@@ -140,14 +154,29 @@ class Attender {
   }
 
  private:
-  // The block's keys as the packed columns of a product. ahead: the next block's, which are asked for now.
-  void pack_keys(const Cells<T>& own, int64_t num_keys, const Cells<T>& ahead) {
+  int64_t row_lines() const { return divided_up(head_dim_ * int64_t(sizeof(Element)), 64); }
+
+  // Lists the cache lines of the next block, for the products to ask for while they compute this one.
+  void look_ahead(const Cells<T>& ahead) {
+    const char** key_line = key_lines_.data();
+    const char** value_line = value_lines_.data();
+    for (int64_t i = 0; i < std::min(kKeys, ahead.count); i++)
+      for (int64_t line = 0; line < row_lines(); line++) {
+        *key_line++ = (const char*)(ahead.keys + ahead.indices[i] * head_dim_) + line * 64;
+        *value_line++ = (const char*)(ahead.values + ahead.indices[i] * head_dim_) + line * 64;
+      }
+    // Where the next block is shorter, lines that are here already.
+    std::fill(key_line, key_lines_.data() + key_lines_.size(), (const char*)scores_.data());
+    std::fill(value_line, value_lines_.data() + value_lines_.size(), (const char*)scores_.data());
+  }
+
+  // The block's keys as the packed columns of a product.
+  void pack_keys(const Cells<T>& own, int64_t num_keys) {
     for (int64_t key = 0; key < num_keys; key += kLanes) {
       int64_t count = std::min<int64_t>(kLanes, num_keys - key);
       const uint32_t* from[kLanes];
       for (int64_t i = 0; i < kLanes; i++)
         from[i] = (const uint32_t*)(own.keys + own.indices[key + std::min(i, count - 1)] * head_dim_);
-      for (int64_t i = key; i < std::min(key + kLanes, ahead.count); i++) ask_for(ahead.keys, ahead.indices[i]);
       uint32_t* to = &keys_[key / kColumns * words_ * kColumns + key % kColumns];
       int64_t k = 0;
       for (; k + kLanes <= words_; k += kLanes) {
@@ -162,8 +191,7 @@ class Attender {
   }
 
   // The block's values as packed rows, two keys a word in bfloat16.
-  void pack_values(const Cells<T>& own, int64_t num_keys, const Cells<T>& ahead) {
-    for (int64_t i = 0; i < std::min(kKeys, ahead.count); i++) ask_for(ahead.values, ahead.indices[i]);
+  void pack_values(const Cells<T>& own, int64_t num_keys) {
     int64_t num_words = words_of<T>(kKeys);
     for (int64_t word = 0; word < words_of<T>(num_keys); word++) {
       const Element* rows[2] = {};
@@ -192,14 +220,10 @@ class Attender {
     }
   }
 
-  void ask_for(const Element* rows, int32_t cell) {
-    const char* row = (const char*)(rows + cell * head_dim_);
-    for (int64_t byte = 0; byte < head_dim_ * int64_t(sizeof(Element)); byte += 64) __builtin_prefetch(row + byte);
-  }
-
   void score(int64_t num_rows, int64_t num_keys) {
     for (int64_t column = 0; column < num_keys; column += kColumns)
       block_product<T>(&keys_[column * words_], words_, queries_.words(), num_rows,
+                       LinesAhead{&key_lines_[column / kColumns * words_ * 2]},
                        [&](int64_t row, int count, float(*sums)[kColumns]) {
                          for (int r = 0; r < count; r++)
                            std::memcpy(&scores_[(row + r) * kKeys + column], sums[r], sizeof sums[r]);
@@ -234,6 +258,7 @@ class Attender {
     int64_t words = words_of<T>(num_keys), num_words = words_of<T>(kKeys);
     for (int64_t column = 0; column < width_; column += kColumns)
       block_product<T>(&values_[column * num_words], words, chances_.words(), num_rows,
+                       LinesAhead{&value_lines_[column / kColumns * num_words * 2]},
                        [&](int64_t row, int count, float(*found)[kColumns]) {
                          for (int r = 0; r < count; r++) {
                            float* sums = &sums_[(row + r) * width_ + column];
@@ -247,6 +272,7 @@ class Attender {
   Buffer<uint32_t> keys_, values_;             // packed
   Buffer<float> scores_, sums_;                // [max_rows] of kKeys, of width: head_dim in whole blocks
   std::vector<float> tops_, totals_, fades_;   // [max_rows]
+  std::vector<const char*> key_lines_, value_lines_;  // of the next block
 };
 
 // Tokens of one segment that are attended together.
