@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -182,6 +183,8 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, help="write the figure here")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
+    if arguments.plot and find_spec("matplotlib") is None:
+        parser.error("--plot needs matplotlib: pip install 'tandem-llm[bench]'")
     limits, results = measure(arguments)
     report(limits, results, as_json=arguments.json)
     if arguments.plot:
