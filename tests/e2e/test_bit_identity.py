@@ -2,7 +2,8 @@
 
 The real scheduler drives the real engine. Every logit that a request was sampled from is compared
 with those that it has alone, in one chunk, uncached, at page size 1, on one thread. Then the same
-for the tokens of `LLM`. Torch's path promises less: these tests do not apply to it.
+for the tokens of `LLM`. Torch's path promises less: these tests do not apply to it. TANDEM_KERNELS
+chooses whose bits are looked at; the other kernels that this processor runs get one test.
 """
 
 import json
@@ -200,28 +201,14 @@ def written(shape: dict[str, Any], folder: Path) -> ModelFiles:
     return ModelFiles(name="tiny", path=str(folder), format="hf")
 
 
-_VARIANTS = [variant.name for variant in build.runnable()]
+_PAIRS = [(shape, precision) for shape in SHAPES for precision in PRECISIONS]
 
 
-@pytest.fixture(scope="module", params=_VARIANTS)
-def variant(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The kernels that engines are loaded with, each that this processor runs."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TANDEM_KERNELS", request.param)
-        yield request.param
-
-
-@pytest.fixture(
-    scope="module",
-    params=[(shape, precision) for shape in SHAPES for precision in PRECISIONS],
-    ids=lambda pair: "-".join(pair),
-)
-def tiny(
-    variant: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Watched:
+@pytest.fixture(scope="module", params=_PAIRS, ids="-".join)
+def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Watched:
+    """By the kernels that TANDEM_KERNELS names, the fastest if none."""
     shape, precision = request.param
-    files = written(SHAPES[shape], tmp_path_factory.mktemp(shape))
-    return loaded(files, PRECISIONS[precision])
+    return loaded(written(SHAPES[shape], tmp_path_factory.mktemp(shape)), PRECISIONS[precision])
 
 
 def loaded(files: ModelFiles, precision: Precision) -> Watched:
@@ -349,6 +336,26 @@ def test_wherever_the_segment_stands_in_the_step(tiny: Watched) -> None:
         tiny.execute(plans.plan(*segments))
         found.append(next(rows[len(ids)] for rows in tiny.logits_of.values() if len(ids) in rows))
     assert_same_bits([row[None] for row in found[1:]], [found[0][None]] * 3)
+
+
+@pytest.mark.parametrize("pair", _PAIRS, ids="-".join)
+@pytest.mark.parametrize("kernels", [variant.name for variant in build.runnable()])
+def test_all_at_once_with_every_kernel(
+    kernels: str, pair: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Among others, in chunks, cached, retracted, on two threads."""
+    monkeypatch.setenv("TANDEM_KERNELS", kernels)
+    shape, precision = pair
+    model = loaded(written(SHAPES[shape], tmp_path), PRECISIONS[precision])
+    assert model.engine.kernels == kernels
+    prompts = [*PROMPTS[:5], *PROMPTS[:5]]
+    run = Run(model, page_size=4, max_extend_tokens=29, threads=2, num_pages=150)
+    for ids in prompts:
+        run.submit(ids, MAX_TOKENS)
+    run.run()
+    assert max(run.admissions.values()) > 1, "nobody was retracted"
+    assert max(run.cached.values()) > 0, "nothing was cached"
+    assert_same_bits(run.logits, alone(model, PROMPTS[:5]) * 2)
 
 
 # ---- the real model --------------------------------------------------------------------------

@@ -57,7 +57,7 @@ def test_a_position_is_predicted_by_what_came_before_it(tmp_path: Path) -> None:
 
     found = log_probs(IDS[:150])
     assert found.shape == (149, 300)
-    assert torch.allclose(found.exp().sum(-1), torch.ones(149, dtype=torch.float64))
+    assert torch.allclose(found.exp().sum(-1), torch.ones(149))
     assert torch.equal(log_probs([*IDS[:149], 7]), found)
     assert not (log_probs([7, *IDS[1:150]]) == found).all(-1).any()
 
