@@ -29,7 +29,7 @@ constexpr int kBytes = 32;
 constexpr int kBytes = 16;
 #endif
 constexpr int kChains = 12;                      // sums at once: more than latency times throughput anywhere
-constexpr int kSteps = 1 << 20;                  // of each chain in one run
+constexpr int kSteps = 1 << 22;                  // of each chain in one run
 constexpr size_t kDataBytes = size_t(1) << 30;   // far beyond any cache
 constexpr size_t kHugeBytes = 2 << 20;
 constexpr int kRuns = 5;
