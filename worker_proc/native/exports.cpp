@@ -70,6 +70,40 @@ void pack(TensorView weight, int64_t first, TensorView packed, int64_t num_threa
   });
 }
 
+// x: [n, in_features] -> out: [n, out_features], of x's dtype. bias: float32 [out_features], or of no element. For tests: a model
+// computes its products within a step.
+template <class T>
+void linear_of(TensorView x, TensorView packed, TensorView bias, TensorView out, int64_t num_threads) {
+  Matrix weight = {(const uint32_t*)packed.data_ptr(), bias.numel() == 0 ? nullptr : (const float*)bias.data_ptr(), out.size(1),
+                   x.size(1)};
+  using Element = typename T::Element;
+  Rows<T> rows;
+  rows.reserve(x.size(0), x.size(1));
+  for (int64_t row = 0; row < x.size(0); row++) {
+    std::copy_n((const Element*)x.data_ptr() + row * x.size(1), x.size(1), rows.row(row));
+    rows.pad(row);
+  }
+  Team team(int(num_threads), {});
+  team.run([&](int rank) {
+    multiply<T>(team, rank, weight, rows.words(), x.size(0), [&](int64_t row, int64_t column, const float* sums) {
+      int64_t count = std::min(kColumns, out.size(1) - column);
+      narrow<T>(sums, count, (Element*)out.data_ptr() + row * out.size(1) + column);
+    });
+  });
+}
+
+void linear(TensorView x, TensorView packed, TensorView bias, TensorView out, int64_t num_threads) {
+  check(x.ndim() == 2 && out.ndim() == 2 && x.size(0) == out.size(0) && x.IsContiguous() && out.IsContiguous() &&
+            x.dtype() == out.dtype(),
+        "x and out must be contiguous, of one dtype, and have as many rows");
+  check(packed.ndim() == 3 && packed.IsContiguous() && packed.size(0) == divided_up(out.size(1), kColumns) &&
+            packed.size(1) == words_of_dtype(x, x.size(1)) && packed.size(2) == kColumns && packed.dtype().bits == 32,
+        "the packed weights have another shape or dtype than x and out");
+  check(bias.numel() == 0 || (is_float32(bias) && bias.numel() == out.size(1) && bias.IsContiguous()),
+        "bias must be float32, as wide as out");
+  (is_bfloat16(x) ? linear_of<BFloat16> : linear_of<Float32>)(x, packed, bias, out, num_threads);
+}
+
 template <class T>
 class Model {
  public:
@@ -215,4 +249,5 @@ Map<String, Function> make_decoder(bool bfloat16, Map<String, double> shape, Ten
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(pack, tandem::pack);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(use_large_pages, tandem::use_large_pages);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(linear, tandem::linear);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(make_decoder, tandem::make_decoder);
