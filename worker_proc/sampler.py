@@ -30,12 +30,13 @@ class Sampler:
 
     def set_slot(self, slot: int, params: SamplingParams) -> None:
         """From now on `slot` samples by `params`, whose seed is resolved if it draws at all."""
-        greedy = params.temperature < _GREEDY_BELOW
+        temperature = params.temperature or 0.0
+        greedy = temperature < _GREEDY_BELOW
         if params.seed is None and not greedy:
             raise InternalError(f"slot {slot} samples at random but was given no seed")
-        self._temperatures[slot] = 0.0 if greedy else params.temperature
+        self._temperatures[slot] = 0.0 if greedy else temperature
         self._top_ks[slot] = min(params.top_k or self._vocab_size, self._vocab_size)
-        self._top_ps[slot] = params.top_p
+        self._top_ps[slot] = 1.0 if params.top_p is None else params.top_p
         self._seeds[slot] = params.seed or 0
 
     def sample(self, logits: torch.Tensor, slots: IntArray, positions: IntArray) -> IntArray:

@@ -27,9 +27,10 @@ def _logits(rows: int, seed: int = 0, scale: float = 2.0, vocab_size: int = _VOC
 
 def _by_hand(logits: torch.Tensor, params: SamplingParams, position: int) -> int:
     """One row: ranked by weight, then id; cut at top_k, then at top_p; drawn in order of id."""
+    params = params.with_defaults(SamplingParams())
     wide = logits.double().numpy()
     weights = np.exp((wide - wide.max()) / params.temperature)
-    order = np.lexsort((np.arange(len(weights)), -weights))[: params.top_k]
+    order = np.lexsort((np.arange(len(weights)), -weights))[: params.top_k or None]
     sums = weights[order].cumsum()
     order = order[: int((sums < params.top_p * sums[-1]).sum()) + 1]
     kept = np.zeros_like(weights)
