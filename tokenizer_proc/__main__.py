@@ -9,8 +9,10 @@ from pathlib import Path
 from runtime.instance import Instance
 from runtime.messages import Begin
 from runtime.process import ENDPOINT_FILE, Process, Stopped, run
+from runtime.sampling import SamplingParams
 from runtime.transport import Poller, Router
 from tokenizer_proc.core import Forget, ToClient, TokenizerCore, ToScheduler
+from tokenizer_proc.generation import read_generation_config, sampling_defaults
 from tokenizer_proc.loading import load_tokenizer
 from tokenizer_proc.tokenizer import Tokenizer
 
@@ -23,8 +25,9 @@ class Service:
     """The core among its wires."""
 
     def __init__(
-        self, process: Process, index: int, clients: Router, tokenizer: Tokenizer, begin: Begin
-    ) -> None:
+        self, process: Process, index: int, clients: Router, tokenizer: Tokenizer,
+        defaults: SamplingParams, begin: Begin,
+    ) -> None:  # fmt: skip
         instance, transport, name = process.instance, process.transport, process.name
         self._process = process
         self._clients = clients
@@ -40,6 +43,7 @@ class Service:
             server_id=instance.server_id,
             max_seq_len=begin.max_seq_len,
             vocab_size=begin.vocab_size,
+            defaults=defaults,
         )
         process.ready(
             f"{tokenizer.vocab_size} tokens, sequences of up to {begin.max_seq_len} tokens, at"
@@ -123,8 +127,12 @@ def _file(instance: Instance, index: int) -> Path:
 def main(process: Process, arguments: argparse.Namespace) -> None:
     # First: an address in use is told before anybody loads for long.
     clients = listen(process, arguments.index)
-    tokenizer = load_tokenizer(process.instance.tokenizer)
-    Service(process, arguments.index, clients, tokenizer, process.loaded()).serve()
+    instance = process.instance
+    choice = instance.config.model.generation_config
+    generation = read_generation_config(choice, instance.model, instance.tokenizer)
+    defaults = sampling_defaults(generation)
+    tokenizer = load_tokenizer(instance.tokenizer, generation)
+    Service(process, arguments.index, clients, tokenizer, defaults, process.loaded()).serve()
 
 
 def parser() -> argparse.ArgumentParser:
