@@ -48,19 +48,16 @@ def serve(process: Process, execute: Execute) -> None:
 
 def real_worker(process: Process) -> Execute:
     """Load the model, agree on the pool, and say that work may come."""
-    import torch  # only here: the simulated worker starts without it
-
-    from worker_proc.engine import Engine
+    from worker_proc.engine import Engine  # only here: the simulated worker starts without torch
     from worker_proc.threads import physical_cores
 
     config = process.instance.config
-    num_threads = config.worker.threads or physical_cores()
-    torch.set_num_threads(num_threads)
     files = process.instance.model
     engine = Engine.load(
         files,
         dtype=config.model.dtype,
         load_format=config.model.load_format,
+        threads=config.worker.threads,
         progress=lambda fraction: process.progress(f"loading {files.name}", fraction),
     )
     page_size = config.scheduler.page_size
@@ -77,8 +74,10 @@ def real_worker(process: Process) -> Execute:
     )
     engine.begin(begin.num_pages, page_size, config.scheduler.max_running_req, begin.max_seq_len)
     dtype = str(engine.dtype).removeprefix("torch.")
+    num_threads = config.worker.threads or len(physical_cores())
     process.ready(
-        f"{files.name} from {files.path}, {dtype}, {engine.kernels} kernels, {num_threads} threads"
+        f"{files.name} from {files.path}, {dtype}, {engine.computation.name} kernels,"
+        f" {num_threads} threads"
     )
     return engine.answer
 

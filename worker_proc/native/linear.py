@@ -1,56 +1,34 @@
-"""Linear products by the native kernels, on weights in their packed layout (see linear.cpp)."""
+"""Weights in the kernels' packed layout (see product.h): int32 [blocks of 32 rows, words, 32]."""
+
+from collections.abc import Sequence
 
 import torch
 from tvm_ffi import Module
 
-from worker_proc.native import build
-
-_COLUMNS = 32
-_DTYPES = (torch.float32, torch.bfloat16)
+COLUMNS = 32
+"""Of a packed block: rows of the weight."""
 
 
-class NativeLinear:
-    """x Wᵀ + b on its own packed copy of the weight; the caller drops the original.
+def pack(kernels: Module, parts: Sequence[torch.Tensor], num_threads: int) -> torch.Tensor:
+    """Matrices of equal width, stacked and packed. parts: [n, in_features] each, of one dtype."""
+    rows = sum(len(part) for part in parts)
+    words = -(-parts[0].shape[1] * parts[0].itemsize // 4)
+    packed = torch.empty((-(-rows // COLUMNS), words, COLUMNS), dtype=torch.int32)
+    packed[rows // COLUMNS :].zero_()  # what lies past the last row counts as nothing
+    first = 0
+    for part in parts:
+        kernels.pack(part.contiguous(), first, packed, num_threads)
+        first += len(part)
+    return packed
 
-    A row's result is the same bits in any batch and with any number of threads. The packed
-    weights are int32 [ceil(out_features / 32), words of a row, 32].
+
+def interleaved(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """Rows in turn 16 of the one and 16 of the other, zeros where the last 16 aren't whole.
+
+    Both [n, …] -> [2 · n rounded up to 16, …]. So a packed block holds both sides of 16 products.
     """
-
-    def __init__(self, kernels: Module, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        if weight.dtype not in _DTYPES:
-            raise TypeError(f"the weight is {weight.dtype}: the kernels take float32 and bfloat16")
-        self._linear = kernels.linear
-        self._gather = kernels.gather
-        self._out_features, self._in_features = weight.shape
-        words = -(-self._in_features * weight.itemsize // 4)
-        self._packed = torch.empty(
-            (-(-self._out_features // _COLUMNS), words, _COLUMNS), dtype=torch.int32
-        )
-        kernels.pack(weight.contiguous(), self._packed)
-        self._bias = weight.new_empty(0) if bias is None else bias
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        out = x.new_empty((len(x), self._out_features))
-        self._linear(x.contiguous(), self._packed, self._bias, out)
-        return out
-
-    def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """Rows of the weight by index, unpacked. ids: int [n] -> [n, in_features]."""
-        out = self._bias.new_empty((len(ids), self._in_features))
-        self._gather(self._packed, self._out_features, ids.long().contiguous(), out)
-        return out
-
-
-class NativeLinears:
-    """Makes the products of one model by one build of the kernels."""
-
-    def __init__(self, variant: build.Variant) -> None:
-        """Builds the kernels where no earlier start did. Raises build.NoKernels."""
-        self.name = variant.name
-        self._kernels = build.load(variant)
-
-    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> NativeLinear:
-        return NativeLinear(self._kernels, weight, bias)
-
-    def tied(self, weight: torch.Tensor) -> NativeLinear:
-        return NativeLinear(self._kernels, weight, None)
+    half = COLUMNS // 2
+    missing = -len(gate) % half
+    padded = [torch.cat((m, m.new_zeros((missing, *m.shape[1:])))) for m in (gate, up)]
+    stacked = torch.stack([m.view(-1, half, *m.shape[1:]) for m in padded], dim=1)
+    return stacked.flatten(0, 2)
