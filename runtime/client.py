@@ -7,11 +7,11 @@ import contextlib
 import itertools
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, Self, TypeAlias, TypeVar, overload
 
 import numpy as np
 
+from runtime.completion import Completion, completion_of
 from runtime.connection import Connection, Mailbox
 from runtime.errors import RequestAborted, RequestError, TandemError
 from runtime.messages import (
@@ -19,7 +19,6 @@ from runtime.messages import (
     Chunk,
     Detokenize,
     Detokenized,
-    FinishReason,
     FlushCache,
     Flushed,
     Generate,
@@ -41,30 +40,18 @@ Prompt: TypeAlias = str | Sequence[int]
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Completion:
-    """A finished request.
-
-    token_ids: the output's, the end-of-sequence token included. cached_tokens: prompt tokens that
-    were not computed.
-    matched_stop: the stop string that ended the text, if one did.
-    """
-
-    text: str
-    token_ids: list[int]
-    finish_reason: FinishReason
-    matched_stop: str | None
-    prompt_tokens: int
-    cached_tokens: int
-
-
 class Stream:
     """A running request's chunks: `async for chunk in stream`. Left early or dropped, or by
     `abort`, it ends on the server too.
     """
 
-    def __init__(self, connection: Connection, request: int, mailbox: Mailbox) -> None:
+    def __init__(
+        self, connection: Connection, request: int, mailbox: Mailbox, sampling: SamplingParams
+    ) -> None:
         self.request = request
+        self._sampling = sampling
+        self._num_running = sampling.n
+        """Outputs that have not ended."""
         self._connection = connection
         self._mailbox = mailbox
         self._is_done = False
@@ -81,16 +68,7 @@ class Stream:
 
     async def whole(self) -> Completion:
         """Everything, once it has ended."""
-        chunks = [chunk async for chunk in self]
-        last = chunks[-1]
-        return Completion(
-            text="".join(chunk.text for chunk in chunks),
-            token_ids=[i for chunk in chunks for i in chunk.token_ids.tolist()],
-            finish_reason=last.finish_reason or FinishReason.ERROR,
-            matched_stop=last.matched_stop,
-            prompt_tokens=last.num_prompt_tokens,
-            cached_tokens=last.num_cached_tokens,
-        )
+        return completion_of([chunk async for chunk in self], self._sampling)
 
     async def _chunks(self) -> AsyncIterator[Chunk]:
         if self._is_left:
@@ -102,7 +80,8 @@ class Stream:
                 except TandemError:
                     self._is_done = True
                     raise
-                self._is_done = chunk.finish_reason is not None
+                self._num_running -= chunk.finish_reason is not None
+                self._is_done = not self._num_running
                 if self._mailbox.num_taken >= CREDIT // 2 and not self._is_done:
                     await self._connection.grant(self.request)
                 yield chunk
@@ -185,7 +164,8 @@ class AsyncClient:
         self, prompt: Prompt, sampling: SamplingParams | None = None, *,
         timeout_s: float | None = None, priority: int = 0, stream: bool = False,
     ) -> Coroutine[Any, Any, Completion | Stream]:  # fmt: skip
-        """Complete a text or token ids: a Completion, or with `stream` a Stream of chunks.
+        """Complete a text or token ids: a Completion, or with `stream` a Stream of chunks (with n
+        above 1 those of all outputs, told apart by their `index`).
 
         timeout_s: abort it after so long. priority: where the server's policy is "priority", the
         higher goes first. Raises RequestError, Overloaded, ProcessDied,
@@ -291,7 +271,8 @@ class AsyncClient:
             timeout_s=timeout_s,
             priority=priority,
         )
-        news = Stream(connection, number, await connection.start(number, message))
+        mailbox = await connection.start(number, message)
+        news = Stream(connection, number, mailbox, message.sampling)
         return news if stream else await news.whole()
 
     async def _ask(self, message_of: Callable[[int], object], reply: type[_T]) -> _T:
@@ -336,7 +317,7 @@ class AsyncClient:
                 f"sampling is of type {type(sampling).__name__}: it takes SamplingParams"
             )
         if self.server is not None:
-            sampling.validate(self.server.vocab_size)
+            sampling.validate(self.server.vocab_size, self.server.eos_token_ids)
         return sampling
 
 

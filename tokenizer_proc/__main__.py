@@ -10,9 +10,11 @@ from pathlib import Path
 from runtime.instance import Instance
 from runtime.messages import Begin
 from runtime.process import ENDPOINT_FILE, Process, Stopped, run
+from runtime.sampling import SamplingParams
 from runtime.transport import Poller, Router
 from tokenizer_proc.actions import Convert, Forget, ToClient, ToScheduler
 from tokenizer_proc.core import TokenizerCore
+from tokenizer_proc.generation import read_generation_config, sampling_defaults
 from tokenizer_proc.jobs import JobQueue, JobThread
 from tokenizer_proc.loading import load_tokenizer
 from tokenizer_proc.tokenizer import Tokenizer
@@ -28,8 +30,9 @@ class Service:
     """The core among its wires."""
 
     def __init__(
-        self, process: Process, index: int, clients: Router, tokenizer: Tokenizer, begin: Begin
-    ) -> None:
+        self, process: Process, index: int, clients: Router, tokenizer: Tokenizer,
+        defaults: SamplingParams, begin: Begin,
+    ) -> None:  # fmt: skip
         instance, transport, name = process.instance, process.transport, process.name
         self._process = process
         self._clients = clients
@@ -46,6 +49,7 @@ class Service:
             max_seq_len=begin.max_seq_len,
             vocab_size=begin.vocab_size,
             max_jobs=instance.config.scheduler.max_queued_req,
+            defaults=defaults,
         )
         self._jobs = JobQueue()
         self._thread = JobThread(self._core.texts.convert)
@@ -144,8 +148,12 @@ def main(process: Process, arguments: argparse.Namespace) -> None:
     sys.setswitchinterval(SWITCH_S)
     # First: an address in use is told before anybody loads for long.
     clients = listen(process, arguments.index)
-    tokenizer = load_tokenizer(process.instance.tokenizer)
-    Service(process, arguments.index, clients, tokenizer, process.loaded()).serve()
+    instance = process.instance
+    choice = instance.config.model.generation_config
+    generation = read_generation_config(choice, instance.model, instance.tokenizer)
+    defaults = sampling_defaults(generation)
+    tokenizer = load_tokenizer(instance.tokenizer, generation)
+    Service(process, arguments.index, clients, tokenizer, defaults, process.loaded()).serve()
 
 
 def parser() -> argparse.ArgumentParser:

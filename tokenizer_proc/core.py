@@ -16,6 +16,7 @@ from typing import Any
 
 from runtime import errors, types
 from runtime.errors import Overloaded, ProtocolError, RequestError, UserError
+from runtime.logprobs import Logprobs
 from runtime.messages import (
     CODEC,
     CREDIT,
@@ -34,6 +35,7 @@ from runtime.messages import (
     Generate,
     Grant,
     Hello,
+    PromptLogprobs,
     Rejected,
     Stats,
     StatsReply,
@@ -43,7 +45,7 @@ from runtime.messages import (
     Tokenized,
     Welcome,
 )
-from runtime.sampling import MAX_SEED, SamplingParams
+from runtime.sampling import MAX_SEED, NO_DEFAULTS, SamplingParams, each_output
 from runtime.types import IntArray, RequestId
 from tokenizer_proc.actions import Action, Convert, Forget, ToClient, ToScheduler
 from tokenizer_proc.jobs import Job, Outcome
@@ -72,9 +74,11 @@ wait.
 
 @dataclass(slots=True, eq=False)
 class _Client:
-    """A connected client and its open calls, by the client's own numbers."""
+    """A connected client and its open calls, by the client's own numbers: the outputs that each
+    still has to come, by their index.
+    """
 
-    requests: dict[int, LiveRequest] = field(default_factory=dict)
+    requests: dict[int, dict[int, LiveRequest]] = field(default_factory=dict)
     jobs: dict[int, Job] = field(default_factory=dict)
     """Calls that are being converted."""
     silent_ticks: int = 0
@@ -86,10 +90,11 @@ class TokenizerCore:
     def __init__(
         self, tokenizer: Tokenizer, *, index: int, endpoints: tuple[str, ...], model: str,
         server_id: str, max_seq_len: int, vocab_size: int, max_jobs: int,
+        defaults: SamplingParams = NO_DEFAULTS,
     ) -> None:  # fmt: skip
         """index: this tokenizer's number, part of every RequestId. endpoints: where the other
         tokenizers listen. vocab_size: rows of the embedding. max_jobs: long calls that may wait to
-        be converted.
+        be converted. defaults: the model's, for fields that a request leaves open.
         """
         self._tokenizer = tokenizer
         self.texts = Texts(tokenizer, max_seq_len, vocab_size)
@@ -99,12 +104,16 @@ class TokenizerCore:
         self._index = index
         self._max_seq_len = max_seq_len
         self._vocab_size = vocab_size
+        # A tokenizer of another model may name ids that this model has not.
+        self._eos_ids = tuple(i for i in tokenizer.eos_token_ids if i < vocab_size)
+        self._defaults = defaults
         self._welcome = Welcome(
             model=model,
             vocab_size=vocab_size,
             max_seq_len=max_seq_len,
-            eos_token_ids=tokenizer.eos_token_ids,
+            eos_token_ids=self._eos_ids,
             server_id=server_id,
+            defaults=defaults,
             endpoints=endpoints,
         )
         self._clients: dict[bytes, _Client] = {}
@@ -154,9 +163,8 @@ class TokenizerCore:
     def on_client_gone(self, client: bytes) -> None:
         """The client can't be sent to any more: its requests end."""
         if (known := self._clients.pop(client, None)) is not None:
-            for live in known.requests.values():
-                del self._live[live.id]
-                self._to_scheduler(Abort(request=live.id))
+            for outputs in known.requests.values():
+                self._abandon(outputs)
             for job in known.jobs.values():
                 job.is_wanted = False
         self._queries.forget(client)
@@ -172,17 +180,17 @@ class TokenizerCore:
             if known.silent_ticks > CLIENT_SILENCE_TICKS:
                 # It may be there and only have been stopped: then it must not wait for ever.
                 self._let_go(client, known)
-        for live in list(self._live.values()):
-            dry_since = live.credit.dry_since
-            if dry_since is not None and self._ticks - dry_since > UNREAD_TICKS:
-                text = f"nothing of the stream was read for {UNREAD_TICKS} s: read it or abort it"
-                self._to_scheduler(Abort(request=live.id))
-                self._fail(live, "aborted", text)
+        for known in self._clients.values():
+            for outputs in list(known.requests.values()):
+                live = next(iter(outputs.values()))
+                if live.credit.is_dry_for(self._ticks, UNREAD_TICKS):
+                    text = f"nothing of the stream was read for {UNREAD_TICKS} s: read or abort it"
+                    self._fail(live, "aborted", text)
 
     def shut_down(self, reason: str) -> None:
         """The server ends: tell everybody who waits."""
-        for live in list(self._live.values()):
-            self._fail(live, "died", reason)
+        while self._live:
+            self._fail(next(iter(self._live.values())), "died", reason)
         for client, known in self._clients.items():
             for number in known.jobs:
                 self._to_client(client, Failed(request=number, kind="died", text=reason))
@@ -191,9 +199,8 @@ class TokenizerCore:
 
     def _let_go(self, client: bytes, known: _Client) -> None:
         text = f"the client was silent for {CLIENT_SILENCE_TICKS} s"
-        for live in list(known.requests.values()):
-            self._to_scheduler(Abort(request=live.id))
-            self._fail(live, "aborted", text)
+        for outputs in list(known.requests.values()):
+            self._fail(next(iter(outputs.values())), "aborted", text)
         for number in known.jobs:
             self._to_client(client, Failed(request=number, kind="aborted", text=text))
         self.on_client_gone(client)
@@ -228,20 +235,28 @@ class TokenizerCore:
                 raise RequestError(f"a client may not send {type(message).__name__}")
 
     def _abort(self, client: bytes, known: _Client, number: int) -> None:
-        if (live := known.requests.get(number)) is not None:
+        for live in known.requests.get(number, {}).values():
             self._to_scheduler(Abort(request=live.id))
-        elif (job := known.jobs.get(number)) is not None and isinstance(job.call, Generate):
+        if (job := known.jobs.get(number)) is not None and isinstance(job.call, Generate):
             job.is_wanted = False
             del known.jobs[number]
-            self._to_client(client, Chunks(items=(never_begun(job.call),)))
+            self._to_client(client, never_begun(job.call))
 
     def _grant(self, client: bytes, known: _Client, grant: Grant) -> None:
+        """Send what was held back of a stream, as far as the new credit goes."""
         if grant.chunks < 1:
             self._refuse(client, f"a Grant of {grant.chunks} chunks: at least 1 is taken")
-        elif (live := known.requests.get(grant.request)) is not None:
+            return
+        outputs = known.requests.get(grant.request, {})
+        for live in itertools.islice(outputs.values(), 1):
             live.credit.grant(grant.chunks)
-            if live.has_news and live.credit.take(self._ticks):
-                self._to_client(client, Chunks(items=(live.take_chunk(None),)))
+        news = [
+            live.take_chunk(None)
+            for live in outputs.values()
+            if live.has_news and live.credit.take(self._ticks)
+        ]
+        if news:
+            self._to_client(client, Chunks(items=tuple(news)))
 
     def _convert(self, known: _Client, job: Job, *, is_long: bool) -> None:
         """Answer the call at once, or have it converted elsewhere first."""
@@ -282,7 +297,7 @@ class TokenizerCore:
 
     def _check(self, message: Generate) -> None:
         """Refuse what can be told without the prompt."""
-        message.sampling.validate(self._vocab_size)
+        message.sampling.validate(self._vocab_size, self._eos_ids)
         if message.timeout_s is not None and not 0 < message.timeout_s < 1e9:
             raise RequestError(f"timeout_s is {message.timeout_s}: it must be above 0 seconds")
         if abs(message.priority) > MAX_PRIORITY:
@@ -294,33 +309,42 @@ class TokenizerCore:
         self, client: bytes, message: Generate, prompt_ids: IntArray, arrival: int
     ) -> None:
         sampling = self._resolve(message.sampling, len(prompt_ids))
-        live = LiveRequest(
-            id=self._new_id(),
-            client=client,
-            generate=replace(message, text=None, token_ids=None, chat=None),
-            prompt_ids=prompt_ids,
-            decoder=self._tokenizer.decoder(sampling.skip_special_tokens),
-            stops=StopMatcher(sampling.stop) if sampling.stop else None,
-            credit=Credit(CREDIT, CREDIT),
-        )
-        known = self._clients[client]
-        known.requests[message.request] = self._live[live.id] = live
-        eos_ids = () if sampling.ignore_eos else self._tokenizer.eos_token_ids
-        submit = Submit(
+        outputs = self._clients[client].requests[message.request] = {}
+        credit = Credit(CREDIT * sampling.n)
+        kept = replace(message, text=None, token_ids=None, chat=None)
+        for index, alone in enumerate(each_output(sampling)):
+            live = LiveRequest(
+                id=self._new_id(),
+                client=client,
+                generate=kept,
+                prompt_ids=prompt_ids,
+                decoder=self._tokenizer.decoder(sampling.skip_special_tokens),
+                stops=StopMatcher(sampling.stop) if sampling.stop else None,
+                credit=credit,
+                index=index,
+            )
+            outputs[index] = self._live[live.id] = live
+            self._to_scheduler(self._submit(live, alone, arrival))
+
+    def _submit(self, live: LiveRequest, sampling: SamplingParams, arrival: int) -> Submit:
+        eos_ids = () if sampling.ignore_eos else self._eos_ids
+        return Submit(
             request=live.id,
             arrival=arrival,
-            token_ids=prompt_ids,
+            token_ids=live.prompt_ids,
             sampling=sampling,
             stop_ids=tuple(dict.fromkeys((*eos_ids, *sampling.stop_token_ids))),
-            deadline_s=message.timeout_s,
-            priority=message.priority,
+            deadline_s=live.generate.timeout_s,
+            priority=live.generate.priority,
         )
-        self._to_scheduler(submit)
 
     def _resolve(self, sampling: SamplingParams, num_prompt: int) -> SamplingParams:
-        """Every open choice made: a length that fits the context, a recorded seed."""
+        """Every open choice made: the model's defaults, a length that fits the context, a recorded
+        seed.
+        """
         room = self._max_seq_len - num_prompt
-        wanted = room if sampling.max_tokens is None else sampling.max_tokens
+        usual = room if self._defaults.max_tokens is None else min(room, self._defaults.max_tokens)
+        wanted = usual if sampling.max_tokens is None else sampling.max_tokens
         if room < 1 or wanted > room:
             raise RequestError(
                 f"prompt has {num_prompt} tokens"
@@ -333,7 +357,9 @@ class TokenizerCore:
                 " shorten it or raise the limit"
             )
         seed = secrets.randbelow(MAX_SEED) if sampling.seed is None else sampling.seed
-        return replace(sampling, max_tokens=wanted, seed=seed)
+        resolved = replace(sampling.with_defaults(self._defaults), max_tokens=wanted, seed=seed)
+        resolved.check_lengths()
+        return resolved
 
     # ---- from the scheduler ---------------------------------------------------------------
 
@@ -346,6 +372,9 @@ class TokenizerCore:
                 if (live := self._live.get(message.request)) is not None:
                     live.cut()
                     self._finish(live, live.take_chunk(message.reason))
+            case PromptLogprobs():
+                if (live := self._live.get(message.request)) is not None:
+                    self._on_prompt_logprobs(live, message)
             case Rejected():
                 if (live := self._live.get(message.request)) is not None:
                     self._fail(live, message.kind, message.text)
@@ -361,28 +390,43 @@ class TokenizerCore:
     def _on_tokens(self, batch: TokenBatch) -> None:
         """One step's tokens: one message to each client that hears news of it."""
         news: dict[bytes, list[Chunk]] = {}
-        for live, offset, token, code, cached in self._entries(batch):
+        for live, logprobs, offset, token, code, cached in self._entries(batch):
             if offset != len(live.outputs):
                 raise ProtocolError(
                     f"request {live.id}: output {offset} came when {len(live.outputs)} was due"
                 )
             live.num_cached = cached
-            chunk = self._on_token(live, token, FinishCode(code))
+            chunk = self._on_token(live, token, FinishCode(code), logprobs)
             if chunk is not None:
                 news.setdefault(live.client, []).append(chunk)
         for client, chunks in news.items():
             self._to_client(client, Chunks(items=tuple(chunks)))
 
-    def _entries(self, batch: TokenBatch) -> Iterator[tuple[LiveRequest, int, int, int, int]]:
+    def _on_prompt_logprobs(self, live: LiveRequest, news: PromptLogprobs) -> None:
+        live.prompt_logprobs.append(self._spelled(news.logprobs))
+        self._to_client(live.client, Chunks(items=(live.take_chunk(None),)))
+
+    def _entries(
+        self, batch: TokenBatch
+    ) -> Iterator[tuple[LiveRequest, Logprobs | None, int, int, int, int]]:
         """The batch's entries whose request is still wanted, as plain ints."""
         columns = (batch.requests, batch.offsets, batch.tokens, batch.reasons, batch.cached)
-        for request, *rest in zip(*(column.tolist() for column in columns), strict=True):
+        each: Iterator[Logprobs | None] = itertools.repeat(None)
+        if batch.logprobs is not None:
+            each = self._spelled(batch.logprobs).split()
+        entries = zip(*(column.tolist() for column in columns), strict=True)
+        for (request, *rest), logprobs in zip(entries, each, strict=False):
             if (live := self._live.get(RequestId(request))) is not None:
-                yield (live, *rest)
+                yield (live, logprobs, *rest)
 
-    def _on_token(self, live: LiveRequest, token: int, code: FinishCode) -> Chunk | None:
+    def _spelled(self, logprobs: Logprobs) -> Logprobs:
+        return replace(logprobs, spelled=self._tokenizer.spell(logprobs.token_ids))
+
+    def _on_token(
+        self, live: LiveRequest, token: int, code: FinishCode, logprobs: Logprobs | None
+    ) -> Chunk | None:
         """Take one token in; the chunk to send, if there is one."""
-        if (stop := live.push(token)) is not None:
+        if (stop := live.push(token, code, logprobs)) is not None:
             if code is FinishCode.NOT_YET:
                 self._to_scheduler(Finish(request=live.id, keep=len(live.outputs)))
             self._forget(live)
@@ -404,14 +448,24 @@ class TokenizerCore:
         self._to_client(live.client, Chunks(items=(chunk,)))
 
     def _fail(self, live: LiveRequest, kind: str, text: str) -> None:
-        self._forget(live)
+        """The call of which `live` is an output fails, with all its outputs."""
+        self._abandon(self._clients[live.client].requests.pop(live.generate.request))
         self._to_client(live.client, Failed(request=live.generate.request, kind=kind, text=text))
 
     def _forget(self, live: LiveRequest) -> None:
         """The request's final message is made."""
         del self._live[live.id]
         if (known := self._clients.get(live.client)) is not None:
-            del known.requests[live.generate.request]
+            outputs = known.requests[live.generate.request]
+            del outputs[live.index]
+            if not outputs:
+                del known.requests[live.generate.request]
+
+    def _abandon(self, outputs: dict[int, LiveRequest]) -> None:
+        """Nobody is told of these any more."""
+        for live in outputs.values():
+            del self._live[live.id]
+            self._to_scheduler(Abort(request=live.id))
 
     def _to_client(self, client: bytes, message: object) -> None:
         self._actions.append(ToClient(client, message))

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from runtime.client import AsyncClient, Completion
+from runtime.client import AsyncClient
+from runtime.completion import Choice, Completion
 from runtime.errors import (
     ConnectionLost,
     ProcessDied,
@@ -72,11 +73,15 @@ def client(echo_server: Server) -> Any:
 def test_generate_returns_the_whole_completion(client: Client) -> None:
     ids = client.tokenize(PROMPT)
     client.flush_cache()
-    assert client.generate(PROMPT, params(len(ids))) == Completion(
+    output = Choice(
+        index=0,
         text=PROMPT,
         token_ids=ids,
         finish_reason=FinishReason.LENGTH,
         matched_stop=None,
+    )
+    assert client.generate(PROMPT, params(len(ids))) == Completion(
+        choices=(output,),
         prompt_tokens=len(ids),
         cached_tokens=0,
     )

@@ -494,6 +494,39 @@ def test_a_slow_reader_is_a_reader(bench: Bench) -> None:
     assert bench.final_messages(0) == []
 
 
+def test_the_outputs_of_a_call_share_its_credit(bench: Bench) -> None:
+    bench.generate(0, sampling=SamplingParams(max_tokens=20, n=2))
+    first, second = bench.to_scheduler[-2:]
+    token = ids("x")[0]
+    heard = []
+    for offset in range(CREDIT + 1):
+        step = batch(*((s, offset, token, FinishCode.NOT_YET) for s in (first, second)))
+        heard += [chunk for m in bench.scheduler(step) for chunk in m.items]
+    assert len(heard) == 2 * CREDIT
+    (more,) = bench.client(Grant(request=0, chunks=2))
+    assert [(chunk.index, chunk.text) for chunk in more.items] == [(0, "x"), (1, "x")]
+
+
+def test_an_unread_call_ends_once_with_all_its_outputs(bench: Bench) -> None:
+    bench.generate(0, sampling=SamplingParams(max_tokens=20, n=2))
+    submits = bench.to_scheduler[-2:]
+    for submit in submits:
+        starve(bench, submit, 1)
+    for _ in range(UNREAD_TICKS + 1):
+        bench.client(Hello())
+        bench.core.tick()
+    bench.take()
+    assert len(bench.final_messages(0)) == 1
+    assert bench.to_scheduler[-2:] == [Abort(request=submit.request) for submit in submits]
+
+
+def test_an_abort_before_the_prompt_is_known_ends_every_output(bench: Bench) -> None:
+    chat = {"messages": [FITTING]}
+    bench.client(generate(1, chat=chat, sampling=SamplingParams(n=3)))
+    (aborted,) = bench.client(Abort(request=RequestId(1)))
+    assert [chunk.index for chunk in aborted.items] == [0, 1, 2]
+
+
 def test_a_request_without_stream_needs_no_credit(bench: Bench) -> None:
     submit = bench.generate(stream=False)
     assert starve(bench, submit, 3) == []

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken
 
-from runtime.messages import Generate
+from runtime.messages import FinishCode, Generate
 from runtime.sampling import SamplingParams
 from runtime.types import request_id
 from tests import small_tokenizers as small
@@ -152,14 +152,14 @@ def test_tokens_without_text_leave_nothing_to_go_through(bytewise: Tokenizer) ->
     """Every one left an empty piece, and each token looked at all of them."""
     live = LiveRequest(
         id=request_id(0, 0), client=b"a", prompt_ids=np.array([65], np.int32), stops=None,
-        decoder=bytewise.decoder(), credit=Credit(64, 64),
+        decoder=bytewise.decoder(), credit=Credit(64),
         generate=Generate(
             request=0, text=None, token_ids=None, chat=None, sampling=SamplingParams(),
             stream=True, timeout_s=None,
         ),
     )  # fmt: skip
     for _ in range(1000):
-        live.push(256)  # a special token
+        live.push(256, FinishCode.NOT_YET)  # a special token
     assert not live.has_news
     assert live._text == []
 
