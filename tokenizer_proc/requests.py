@@ -8,10 +8,42 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from runtime.logprobs import Logprobs, join
-from runtime.messages import Chunk, FinishCode, FinishReason, Generate
+from runtime.messages import Chunk, Chunks, FinishCode, FinishReason, Generate
 from runtime.types import IntArray, RequestId
 from tokenizer_proc.detokenizer import IncrementalDecoder
 from tokenizer_proc.stops import StopMatcher
+
+
+class Credit:
+    """How many chunks of a call, of all its outputs, may be sent before its reader grants more.
+
+    What can't be sent is kept, and goes out as one chunk later: a slow reader gets fewer, longer
+    chunks, and neither end more to hold than the output itself.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._left = limit
+        self._dry_since: int | None = None
+        """The tick at which a chunk was first held back for want of credit."""
+
+    def take(self, tick: int) -> bool:
+        """Whether a chunk may be sent now; it is counted then."""
+        if self._left:
+            self._left -= 1
+            return True
+        if self._dry_since is None:
+            self._dry_since = tick
+        return False
+
+    def grant(self, chunks: int) -> None:
+        """The reader has taken so many."""
+        self._left = min(self._limit, self._left + chunks)
+        self._dry_since = None
+
+    def is_dry_for(self, tick: int, num_ticks: int) -> bool:
+        """Whether something has been held back for longer than `num_ticks`."""
+        return self._dry_since is not None and tick - self._dry_since > num_ticks
 
 
 @dataclass(slots=True, eq=False)
@@ -29,6 +61,7 @@ class LiveRequest:
     """int32 [n]"""
     decoder: IncrementalDecoder
     stops: StopMatcher | None
+    credit: Credit
     index: int = 0
     """Which of its call's outputs it is."""
     outputs: list[int] = field(default_factory=list)
@@ -43,7 +76,7 @@ class LiveRequest:
     _num_silent: int = 0
     """Of the last tokens, how many add no text: 1 where a token ended the output."""
     _text: list[str] = field(default_factory=list)
-    """Text that is certain and not yet sent."""
+    """Text that is certain and not yet sent, in pieces that are not empty."""
 
     def push(self, token: int, code: FinishCode, logprobs: Logprobs | None = None) -> str | None:
         """Take in one output token; the stop string that it completes, if any.
@@ -66,20 +99,20 @@ class LiveRequest:
         if (stop := self._decode_rest()) is not None:
             return FinishReason.STOP, stop
         if self.stops is not None:
-            self._text.append(self.stops.finish())
+            self._keep(self.stops.finish())
         return (FinishReason.STOP if code is FinishCode.STOP else FinishReason.LENGTH), None
 
     def cut(self) -> None:
         """It ends before its text was complete: what is held back is sent after all."""
         if self._decode_rest() is None and self.stops is not None:
-            self._text.append(self.stops.finish())
+            self._keep(self.stops.finish())
 
     @property
     def has_news(self) -> bool:
         """Whether its client should hear of it before the end: of log probabilities of the prompt,
         and where it streams of text that it can show.
         """
-        return bool(self.prompt_logprobs) or (self.generate.stream and any(self._text))
+        return bool(self.prompt_logprobs) or (self.generate.stream and bool(self._text))
 
     def take_chunk(self, reason: FinishReason | None, stop: str | None = None) -> Chunk:
         """The news since the last chunk."""
@@ -114,10 +147,33 @@ class LiveRequest:
         """
         sampling = self.generate.sampling
         if self.stops is None or len(self.outputs) <= sampling.min_tokens:
-            self._text.append(text)
+            self._keep(text)
             return None
         safe, stop = self.stops.push(text)
-        self._text.append(safe)
+        self._keep(safe)
         if stop is not None and sampling.include_stop_str_in_output:
-            self._text.append(stop)
+            self._keep(stop)
         return stop
+
+    def _keep(self, text: str) -> None:
+        if text:
+            self._text.append(text)
+
+
+def never_begun(generate: Generate) -> Chunks:
+    """The final chunks of a call that was aborted before its prompt was known."""
+    ends = (
+        Chunk(
+            request=generate.request,
+            index=index,
+            offset=0,
+            token_ids=np.array([], np.int32),
+            text="",
+            finish_reason=FinishReason.ABORT,
+            matched_stop=None,
+            num_prompt_tokens=0,
+            num_cached_tokens=0,
+        )
+        for index in range(generate.sampling.n)
+    )
+    return Chunks(items=tuple(ends))
