@@ -3,24 +3,27 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from runtime.config import kernels_choice
 from runtime.errors import ConfigError, InternalError
 from runtime.gguf_file import GgufFile
 from runtime.instance import ModelFiles
+from runtime.logprobs import Logprobs
 from runtime.messages import StepPlan
 from runtime.types import IntArray
+from worker_proc.answer import NOTHING, Answer
 from worker_proc.batch import make_batch
 from worker_proc.checkpoint import Checkpoint, DummyCheckpoint, SafetensorsCheckpoint, Weights
 from worker_proc.computation import Computation
 from worker_proc.gguf_checkpoint import GgufCheckpoint, read_gguf_config
 from worker_proc.kernels import native_kernels
 from worker_proc.kv_pool import bytes_per_page
+from worker_proc.logprobs import logprobs_of
 from worker_proc.machine import free_memory_bytes, resolve_dtype
 from worker_proc.model_config import ModelConfig, read_config
 from worker_proc.models import Family, family_of
+from worker_proc.prompt_logprobs import PromptScorer
 from worker_proc.sampler import Sampler
 from worker_proc.slots import SlotTables
 from worker_proc.threads import cpus_for, physical_cores
@@ -84,7 +87,7 @@ class Engine:
         """Make the pool and the tables; forgets what an earlier `begin` made."""
         tables = SlotTables(num_slots, max_seq_len, page_size)
         self.computation.begin(tables, num_pages, page_size)
-        self._run = _Run(self.computation, tables, Sampler(num_slots, self.config.vocab_size))
+        self._run = _Run(self.computation, tables, self.config.vocab_size)
 
     @property
     def tables(self) -> SlotTables:
@@ -96,7 +99,11 @@ class Engine:
 
         -> int32 [sampling segments], in plan order; also written into the token table.
         """
-        return self._running().execute(plan)
+        return self._running().answer(plan).tokens
+
+    def answer(self, plan: StepPlan) -> Answer:
+        """As `execute`, with the log probabilities that are asked for."""
+        return self._running().answer(plan)
 
     def _running(self) -> "_Run":
         if self._run is None:
@@ -107,25 +114,36 @@ class Engine:
 class _Run:
     """What lives from one `begin` to the next."""
 
-    def __init__(self, computation: Computation, tables: SlotTables, sampler: Sampler) -> None:
+    def __init__(self, computation: Computation, tables: SlotTables, vocab_size: int) -> None:
         self.tables = tables
         self._computation = computation
-        self._sampler = sampler
+        self._sampler = Sampler(tables.token_table, vocab_size)
+        self._prompts = PromptScorer(tables.token_table)
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> IntArray:
-        self.tables.apply(plan, self._sampler)
+    def answer(self, plan: StepPlan) -> Answer:
+        self.tables.apply(plan, self._sampler, self._prompts)
         batch = make_batch(plan)
         if not len(batch.positions):
-            return np.zeros(0, np.int32)
+            return NOTHING
         slots, positions = batch.sample_slots, batch.sample_positions
-        drawn = self._sampler.draws(slots)
-        outcome = self._computation.step(batch, drawn)
-        tokens = outcome.likeliest
-        if drawn.any():
-            tokens[drawn] = self._sampler.sample(outcome.logits, slots[drawn], positions[drawn])
+        wanted = self._sampler.needs_logits(slots)
+        outcome = self._computation.step(batch, wanted)
+        tokens, logprobs = outcome.likeliest, None
+        if wanted.any():
+            sampled = self._sampler.sample(outcome.logits, slots[wanted], positions[wanted])
+            tokens[wanted] = sampled.tokens
+            logprobs = sampled.logprobs and sampled.logprobs.spread(wanted)
         self.tables.token_table[slots, positions] = tokens
-        return tokens
+        return Answer(
+            tokens=tokens,
+            logprobs=logprobs,
+            prompt_logprobs=self._prompts.score(batch, self._row_logprobs),
+        )
+
+    def _row_logprobs(self, rows: IntArray, tokens: IntArray, num_likeliest: IntArray) -> Logprobs:
+        """Of any rows of the step just computed."""
+        return logprobs_of(self._computation.logits(rows), tokens, num_likeliest)
 
 
 def _computation(

@@ -31,6 +31,7 @@ OTHER_VALUES: Mapping[str, Any] = {
     "tokenizer": "./tokenizer",
     "load_format": "dummy",
     "dtype": "float32",
+    "generation_config": "none",
     "max_seq_len_override": 4096,
     "max_running_req": 8,
     "max_queued_req": 16,
@@ -45,6 +46,7 @@ OTHER_VALUES: Mapping[str, Any] = {
     "simulated": "--answers echo",
     "kv_memory_fraction": 0.25,
     "endpoint": "tcp://127.0.0.1:0",
+    "num_tokenizers": 4,
     "startup_timeout": 30.0,
     "log_level": "debug",
 }
