@@ -38,10 +38,13 @@ def serve(config: Config) -> None:
     """Returns once somebody has asked for the end and all is gone; raises why it ended else."""
     server: Server | None = None
 
-    def stop(*_: object) -> None:
+    def stop(number: int, _: object) -> None:
         if server is None:
             raise KeyboardInterrupt  # while the model is looked up, or downloaded
-        server.supervisor.ask_to_stop()
+        if number == signal.SIGTERM and not server.supervisor.is_draining:
+            server.supervisor.ask_to_drain()
+        else:
+            server.supervisor.ask_to_stop()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
@@ -57,6 +60,8 @@ def serve(config: Config) -> None:
     _say(f"serving at {server.endpoint}")
     question = [sys.executable, str(ASK), "--endpoint", server.endpoint, "What is the sun?"]
     _say(f"try it: {shlex.join(question)}")
+    if (url := server.http_url) is not None:
+        _say(f"HTTP at {url}")
     while not server.supervisor.wait(3600):
         pass
     if server.supervisor.error is not None:

@@ -7,7 +7,8 @@ the server is gone.
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Literal, Self, TypeAlias, TypeVar, overload
 
@@ -76,15 +77,22 @@ class Stream:
     on the server too.
     """
 
-    def __init__(self, client: "AsyncClient", request: int) -> None:
+    def __init__(self, client: "AsyncClient", request: int, num_outputs: int = 1) -> None:
         self.request = request
         self._client = client
-        self._news: asyncio.Queue[Chunk | TandemError] = asyncio.Queue()
-        self._done = False
+        self._waiting: list[Chunk] = []
+        self._error: TandemError | None = None
+        self._arrival = asyncio.Event()
+        self._num_left = num_outputs
+        """Outputs whose last chunk has not been taken."""
 
     def put(self, news: Chunk | TandemError) -> None:
         """The connection has news of this request."""
-        self._news.put_nowait(news)
+        if isinstance(news, TandemError):
+            self._error = news
+        else:
+            self._waiting.append(news)
+        self._arrival.set()
 
     def __aiter__(self) -> AsyncIterator[Chunk]:
         return self._chunks()
@@ -106,22 +114,36 @@ class Stream:
             cached_tokens=last.num_cached_tokens,
         )
 
-    async def _chunks(self) -> AsyncIterator[Chunk]:
+    async def batches(self) -> AsyncGenerator[list[Chunk], None]:
+        """The same chunks, all that have come since the last batch at once."""
         try:
-            while not self._done:
-                news = await self._news.get()
-                if isinstance(news, TandemError):
-                    self._done = True
-                    raise news
-                self._done = news.finish_reason is not None
-                yield news
+            while not self.is_done:
+                await self._arrival.wait()
+                self._arrival.clear()
+                batch, self._waiting = self._waiting, []
+                self._num_left -= sum(chunk.finish_reason is not None for chunk in batch)
+                if batch:
+                    yield batch
+                if self._error is not None and not self.is_done:
+                    self._num_left = 0
+                    raise self._error
         finally:
-            await self._client.leave(self)
+            await self.leave()
+
+    async def leave(self) -> None:
+        """End the request if it still runs: nobody listens to it any more."""
+        await self._client.leave(self)
+
+    async def _chunks(self) -> AsyncIterator[Chunk]:
+        async with aclosing(self.batches()) as batches:
+            async for batch in batches:
+                for chunk in batch:
+                    yield chunk
 
     @property
     def is_done(self) -> bool:
-        """Whether its last chunk, or an error, has been taken."""
-        return self._done
+        """Whether its last chunks, or an error, have been taken."""
+        return self._num_left == 0
 
 
 class AsyncClient:
@@ -138,6 +160,7 @@ class AsyncClient:
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._welcomed: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
         self._broken: TandemError | None = None
+        self._breaking = asyncio.Event()
         self._last_heard_s = asyncio.get_running_loop().time()
         self._tasks = [
             asyncio.create_task(self._guard(work))
@@ -227,6 +250,36 @@ class AsyncClient:
         chat = {"messages": list(messages), **template}
         return self._generate(stream, sampling, timeout_s, priority, chat=chat)
 
+    async def submit(
+        self, prompt: Prompt | None = None, sampling: SamplingParams | None = None, *,
+        chat: Json | None = None, deltas: bool = True,
+        timeout_s: float | None = None, priority: int = 0,
+    ) -> Stream:  # fmt: skip
+        """`generate`, or `chat` with {"messages": …, and what else the template is given}, as a
+        Stream in any case; without `deltas` one chunk brings all of an output.
+        """
+        self._check_open()
+        number = next(self._numbers)
+        is_ids = chat is None and not isinstance(prompt, str)
+        checked = self._checked(sampling)
+        message = Generate(
+            request=number,
+            text=prompt if isinstance(prompt, str) else None,
+            token_ids=as_ids(prompt) if is_ids else None,
+            chat=chat,
+            sampling=checked,
+            stream=deltas,
+            timeout_s=timeout_s,
+            priority=priority,
+        )
+        stream = self._streams[number] = Stream(self, number, checked.n)
+        try:
+            await self._dealer.send(message)
+        except BaseException:
+            del self._streams[number]
+            raise
+        return stream
+
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The token ids of a text, as `generate` would compute them."""
         reply = await self._ask(
@@ -238,7 +291,7 @@ class AsyncClient:
         ids: list[int] = reply.token_ids.tolist()
         return ids
 
-    async def tokenize_chat(self, messages: Sequence[Json], **template: Any) -> Tokenized:
+    async def tokenize_chat(self, messages: Sequence[Json], /, **template: Any) -> Tokenized:
         """The prompt that `chat` would send: its token_ids (int32) and its text."""
         chat = {"messages": list(messages), **template}
         return await self._ask(
@@ -280,6 +333,12 @@ class AsyncClient:
             return False
         return not stats["in_flight"] or stats["since_last_move_s"] < timeout_s
 
+    async def lost(self) -> TandemError:
+        """Why the connection is of no more use, once it is."""
+        await self._breaking.wait()
+        assert self._broken is not None
+        return self._broken
+
     async def leave(self, stream: Stream) -> None:
         """Nobody listens to this stream any more: end its request if it runs."""
         is_open = self._streams.pop(stream.request, None) is not None and not stream.is_done
@@ -292,25 +351,9 @@ class AsyncClient:
         self, stream: bool, sampling: SamplingParams | None, timeout_s: float | None,
         priority: int, *, prompt: Prompt | None = None, chat: Json | None = None,
     ) -> Completion | Stream:  # fmt: skip
-        self._check_open()
-        number = next(self._numbers)
-        is_ids = chat is None and not isinstance(prompt, str)
-        message = Generate(
-            request=number,
-            text=prompt if isinstance(prompt, str) else None,
-            token_ids=as_ids(prompt) if is_ids else None,
-            chat=chat,
-            sampling=self._checked(sampling),
-            stream=stream,
-            timeout_s=timeout_s,
-            priority=priority,
+        news = await self.submit(
+            prompt, sampling, chat=chat, deltas=stream, timeout_s=timeout_s, priority=priority
         )
-        news = self._streams[number] = Stream(self, number)
-        try:
-            await self._dealer.send(message)
-        except BaseException:
-            del self._streams[number]
-            raise
         return news if stream else await news.whole()
 
     async def _ask(self, message_of: Any, reply: type[_T]) -> _T:
@@ -354,6 +397,7 @@ class AsyncClient:
     def _break(self, error: TandemError) -> None:
         """The connection is of no more use: end every call with `error`."""
         self._broken = self._broken or error
+        self._breaking.set()
         for stream in self._streams.values():
             stream.put(error)
         for answer in (*self._answers.values(), self._welcomed):

@@ -120,7 +120,9 @@ def wait_until_gone(folder: Path) -> None:
 
 
 def folder_of(pid: int) -> Path | None:
-    """The instance folder of the server that process `pid` started, once it has all processes."""
+    """The instance folder of the server that process `pid` started, once it has its three processes
+    (without HTTP).
+    """
     folders = [
         match[1]
         for child, line in command_lines()
@@ -139,8 +141,11 @@ def parent_of(pid: int) -> int | None:
 
 @contextmanager
 def simulated_server(*worker: str, **options: Any) -> Iterator[Server]:
-    """A running server whose worker is simulated: `worker` are its arguments, by default ECHO."""
-    config = from_options({"simulated": shlex.join(worker or ECHO), **options})
+    """A running server whose worker is simulated: `worker` are its arguments, by default ECHO.
+
+    HTTP is off unless `options` turn it on.
+    """
+    config = from_options({"simulated": shlex.join(worker or ECHO), "http": False, **options})
     server = Server(config, echo=lambda line: None)
     try:
         server.start()
@@ -220,8 +225,9 @@ sys.exit(launch.main(["--simulated", *sys.argv[1:]]))
 
 
 def launch(worker: tuple[str, ...] = ECHO, *options: str, **env: str) -> Script:
-    """launch.py with a simulated worker."""
-    return Script(LAUNCH, " ".join(worker), *options, **env)
+    """launch.py with a simulated worker; HTTP is off unless `options` say where it listens."""
+    http = () if "--http-port" in options else ("--no-http",)
+    return Script(LAUNCH, " ".join(worker), *http, *options, **env)
 
 
 def kill(pid: int) -> None:
