@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from http_proc.calls import Call, Calls
 from http_proc.errors import ClientGone, as_http_error, error_body
@@ -138,8 +138,15 @@ _NO_CACHE = (b"cache-control", b"no-cache")
 
 async def _send_head(send: Send, content_type: bytes, header: tuple[bytes, bytes]) -> None:
     headers = [(b"content-type", content_type), header]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await _send(send, {"type": "http.response.start", "status": 200, "headers": headers})
 
 
 async def _send_body(send: Send, body: bytes, *, more: bool) -> None:
-    await send({"type": "http.response.body", "body": body, "more_body": more})
+    await _send(send, {"type": "http.response.body", "body": body, "more_body": more})
+
+
+async def _send(send: Send, message: Message) -> None:
+    try:
+        await send(message)
+    except RuntimeError as e:  # uvloop's way to say that the connection was closed meanwhile
+        raise ClientGone(f"the client closed the connection: {e}") from None
