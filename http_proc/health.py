@@ -1,7 +1,5 @@
 """Whether the whole server is well."""
 
-import asyncio
-
 from http_proc.link import Link
 from runtime.errors import TandemError
 
@@ -24,12 +22,12 @@ class Health:
         if self.silent:
             return f"{', '.join(self.silent)} is silent"
         try:
-            async with asyncio.timeout(ANSWER_S):
-                stats = await self._link.client.stats()
-        except TimeoutError:
-            return f"tokenizer or scheduler did not answer within {ANSWER_S:g} s"
+            is_well = await self._link.client.health(ANSWER_S, STEP_S)
         except TandemError as e:
             return str(e)
-        if stats["in_flight"] and stats["since_last_move_s"] > STEP_S:
-            return f"a step has taken {stats['since_last_move_s']:.0f} s already"
+        if not is_well:
+            return (
+                f"a tokenizer or the scheduler did not answer within {ANSWER_S:g} s, or a step"
+                f" takes longer than {STEP_S:g} s"
+            )
         return None

@@ -14,6 +14,8 @@ from runtime.sampling import SamplingParams
 from runtime.types import IntArray, Json, LongArray, RequestId, Slot
 
 CODEC = Codec()
+CREDIT = 64
+"""Chunks of one stream that may be on their way to its reader; see Grant."""
 _T = TypeVar("_T")
 
 
@@ -118,13 +120,29 @@ class FlushCache:
     request: RequestId
 
 
+@CODEC.register(10)
+@message
+class Grant:
+    """The client has taken `chunks` chunks of the stream `request`: as many more may be sent.
+
+    A stream begins with a credit of CREDIT chunks and never has more. Its last chunk needs none.
+    """
+
+    request: int
+    chunks: int
+
+
 # ---- tokenizer → client -----------------------------------------------------------------------
 
 
 @CODEC.register(20)
 @message
 class Welcome:
-    """Answers Hello: what is served here."""
+    """Answers Hello: what is served here.
+
+    endpoints: where the server's other tokenizers listen, which speak as this one does; a client
+    may connect to them too and share its calls out.
+    """
 
     model: str
     vocab_size: int
@@ -132,6 +150,7 @@ class Welcome:
     eos_token_ids: tuple[int, ...]
     server_id: str
     """Changes with every server start, so that a reconnected client knows whom it talks to."""
+    endpoints: tuple[str, ...] = ()
     defaults: SamplingParams = SamplingParams()
     """What the model's generation_config.json says for fields that a request leaves at None; None
     where it says nothing.
@@ -230,6 +249,7 @@ class Submit:
     """One output to be made. In `sampling` every open choice is made (max_tokens, the seed and the
     model's defaults are never None), and n is 1.
 
+    arrival: nanoseconds of the machine's monotonic clock: the order of all tokenizers' requests.
     stop_ids: all token ids that end it (end-of-sequence unless ignored, and the request's own).
     """
 

@@ -118,6 +118,12 @@ class ServerOptions:
         "address of the ZMQ endpoint, ipc://PATH or tcp://HOST:PORT (port 0: any free one); by"
         " default a socket in a private folder",
     )
+    num_tokenizers: int = option(
+        1,
+        "tokenizer processes; every client spreads its requests over them",
+        least=1,
+        most=64,
+    )
     startup_timeout: float = option(
         600.0, "give up when start-up makes no progress for this long", least=1, unit="seconds"
     )

@@ -4,7 +4,9 @@ other.
 
 import argparse
 import time
+from pathlib import Path
 
+from runtime.instance import Instance
 from runtime.messages import Begin
 from runtime.process import ENDPOINT_FILE, Process, Stopped, run
 from runtime.transport import Poller, Router
@@ -13,23 +15,27 @@ from tokenizer_proc.loading import load_tokenizer
 from tokenizer_proc.tokenizer import Tokenizer
 
 TICK_S = 1.0
-SLICE_S = 0.05
+SLICE_S = 0.01
+"""How long clients are heard before the scheduler's news get their turn."""
 
 
 class Service:
     """The core among its wires."""
 
     def __init__(
-        self, process: Process, clients: Router, tokenizer: Tokenizer, begin: Begin
+        self, process: Process, index: int, clients: Router, tokenizer: Tokenizer, begin: Begin
     ) -> None:
-        instance, transport = process.instance, process.transport
+        instance, transport, name = process.instance, process.transport, process.name
         self._process = process
         self._clients = clients
-        self._news = transport.inbox(instance.wire("tokenizer-0"), "scheduler → tokenizer-0")
-        self._scheduler = transport.outbox(instance.wire("scheduler"), "tokenizer-0 → scheduler")
+        self._news = transport.inbox(instance.wire(name), f"scheduler → {name}")
+        self._scheduler = transport.outbox(instance.wire("scheduler"), f"{name} → scheduler")
+        # All are loaded, so all listen.
+        files = [_file(instance, i) for i in range(instance.config.server.num_tokenizers)]
         self._core = TokenizerCore(
             tokenizer,
-            index=0,
+            index=index,
+            endpoints=tuple(f.read_text() for i, f in enumerate(files) if i != index),
             model=instance.model.name,
             server_id=instance.server_id,
             max_seq_len=begin.max_seq_len,
@@ -73,7 +79,7 @@ class Service:
         """
         end = time.monotonic() + SLICE_S
         for client, frame in self._clients.drain():
-            self._core.on_client_frame(client, frame)
+            self._core.on_client_frame(client, frame, time.monotonic_ns())
             self._act()
             if time.monotonic() >= end:
                 break
@@ -92,18 +98,41 @@ class Service:
                             self._core.on_client_gone(client)
 
 
-def listen(process: Process) -> Router:
-    """The public endpoint; where it is goes into the instance's folder."""
-    clients = process.transport.router(process.instance.endpoint)
-    (process.instance.folder / ENDPOINT_FILE).write_text(clients.address)
+def listen(process: Process, index: int) -> Router:
+    """Where this tokenizer's clients connect: the first has the public endpoint, and tells of the
+    others. The addresses go into the instance's folder.
+    """
+    instance = process.instance
+    public = instance.endpoint
+    if index == 0:
+        address = public
+    elif public.startswith("tcp://"):
+        address = f"{public.rpartition(':')[0]}:0"
+    else:
+        address = instance.wire(f"public-{index}")
+    clients = process.transport.router(address)
+    _file(instance, index).write_text(clients.address)
     return clients
 
 
+def _file(instance: Instance, index: int) -> Path:
+    """Where the address of tokenizer number `index` is written."""
+    return instance.folder / (ENDPOINT_FILE if index == 0 else f"{ENDPOINT_FILE}-{index}")
+
+
 def main(process: Process, arguments: argparse.Namespace) -> None:
-    clients = listen(process)  # first: an address in use is told before anybody loads for long
+    # First: an address in use is told before anybody loads for long.
+    clients = listen(process, arguments.index)
     tokenizer = load_tokenizer(process.instance.tokenizer)
-    Service(process, clients, tokenizer, process.loaded()).serve()
+    Service(process, arguments.index, clients, tokenizer, process.loaded()).serve()
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line beside what every process takes."""
+    result = argparse.ArgumentParser(prog="python -m tokenizer_proc")
+    result.add_argument("--index", type=int, default=0, help="this tokenizer's number")
+    return result
 
 
 if __name__ == "__main__":
-    run(lambda _: "tokenizer-0", main, argparse.ArgumentParser(prog="python -m tokenizer_proc"))
+    run(lambda arguments: f"tokenizer-{arguments.index}", main, parser())

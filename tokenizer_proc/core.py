@@ -94,11 +94,11 @@ class TokenizerCore:
     """Between the clients and the scheduler."""
 
     def __init__(
-        self, tokenizer: Tokenizer, *, index: int, model: str, server_id: str,
-        max_seq_len: int, vocab_size: int,
+        self, tokenizer: Tokenizer, *, index: int, endpoints: tuple[str, ...], model: str,
+        server_id: str, max_seq_len: int, vocab_size: int,
     ) -> None:  # fmt: skip
-        """index: this tokenizer's number, part of every RequestId. vocab_size: rows of the
-        embedding.
+        """index: this tokenizer's number, part of every RequestId. endpoints: where the other
+        tokenizers listen. vocab_size: rows of the embedding.
         """
         self._tokenizer = tokenizer
         self._index = index
@@ -110,12 +110,14 @@ class TokenizerCore:
             max_seq_len=max_seq_len,
             eos_token_ids=tokenizer.eos_token_ids,
             server_id=server_id,
+            endpoints=endpoints,
         )
         self._clients: dict[bytes, _Client] = {}
         self._live: dict[RequestId, LiveRequest] = {}
         self._queries: dict[RequestId, tuple[bytes, int]] = {}
         """Stats and FlushCache calls that the scheduler has yet to answer."""
         self._counter = itertools.count()
+        self._arrival = 0
         self._actions: list[Action] = []
 
     def take_actions(self) -> list[Action]:
@@ -125,8 +127,9 @@ class TokenizerCore:
 
     # ---- from clients ---------------------------------------------------------------------
 
-    def on_client_frame(self, client: bytes, frame: bytes) -> None:
-        """Anything at all from a client."""
+    def on_client_frame(self, client: bytes, frame: bytes, now_ns: int) -> None:
+        """Anything at all from a client. now_ns: on a clock that all tokenizers read."""
+        self._arrival = max(now_ns, self._arrival + 1)
         known = self._clients.get(client)
         if known is None:
             known = self._clients[client] = _Client({})
@@ -231,7 +234,7 @@ class TokenizerCore:
         eos_ids = () if sampling.ignore_eos else self._tokenizer.eos_token_ids
         submit = Submit(
             request=live.id,
-            arrival=live.id,
+            arrival=self._arrival,
             token_ids=prompt_ids,
             sampling=sampling,
             stop_ids=tuple(dict.fromkeys((*eos_ids, *sampling.stop_token_ids))),

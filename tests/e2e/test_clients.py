@@ -12,7 +12,13 @@ from typing import Any
 import pytest
 
 from runtime.client import AsyncClient, Completion
-from runtime.errors import ConnectionLost, ProcessDied, RequestError, TandemError
+from runtime.errors import (
+    ConnectionLost,
+    ProcessDied,
+    RequestAborted,
+    RequestError,
+    TandemError,
+)
 from runtime.messages import FinishReason, Heartbeat
 from runtime.sampling import SamplingParams
 from runtime.server import Server
@@ -168,6 +174,17 @@ def test_an_async_loop_left_early_ends_the_request_on_the_server(slow_server: Se
     run(slow_server, leave)
 
 
+def test_a_stream_that_was_left_says_so_when_it_is_read_again(slow_server: Server) -> None:
+    """It waited for ever for chunks that nobody sent any more."""
+    with Client(slow_server.endpoint) as client:
+        stream = client.generate(PROMPT, LONG, stream=True)
+        for _ in stream:
+            break
+        wait_until_idle(client)
+        with pytest.raises(RequestAborted, match="left before its end"):
+            next(iter(stream))
+
+
 def test_a_cancelled_call_ends_the_request_on_the_server(slow_server: Server) -> None:
     async def cancel(client: AsyncClient) -> None:
         task = asyncio.create_task(client.generate(PROMPT, LONG))
@@ -307,8 +324,8 @@ def test_a_loop_that_stood_still_does_not_blame_the_server(
     echo_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After other code had held the loop up, the server seemed to have been silent."""
-    monkeypatch.setattr("runtime.client.HEARTBEAT_S", 0.05)
-    monkeypatch.setattr("runtime.client.SILENCE_S", 0.5)
+    monkeypatch.setattr("runtime.connection.HEARTBEAT_S", 0.05)
+    monkeypatch.setattr("runtime.connection.SILENCE_S", 0.5)
 
     async def stand_still(client: AsyncClient) -> None:
         for _ in range(3):
@@ -324,9 +341,10 @@ def test_an_answer_of_another_protocol_breaks_the_connection(echo_server: Server
     async def confuse(client: AsyncClient) -> None:
         pending = asyncio.create_task(client.generate(PROMPT, LONG))
         await asyncio.sleep(0)
+        connection = client._connections[0]
         with pytest.raises(TandemError) as caught:
-            client._on_message(Heartbeat())
-        client._break(caught.value)
+            connection._on_message(Heartbeat())
+        connection._break(caught.value)
         with pytest.raises(TandemError, match="the server sent a Heartbeat"):
             await pending
         with pytest.raises(TandemError, match="the server sent a Heartbeat"):

@@ -136,7 +136,7 @@ def test_a_silent_client_loses_its_requests_and_hears_of_it(simulated_server: St
 
     async def talk() -> None:
         async with await AsyncClient.connect(server.endpoint) as client:
-            client._tasks[1].cancel()  # no heartbeats any more
+            client._connections[0]._tasks[1].cancel()  # no heartbeats any more
             with pytest.raises(RequestAborted, match="silent for 10 s"):
                 await client.generate("some words", LONG)
 

@@ -45,6 +45,7 @@ OTHER_VALUES: Mapping[str, Any] = {
     "simulated": "--answers echo",
     "kv_memory_fraction": 0.25,
     "endpoint": "tcp://127.0.0.1:0",
+    "num_tokenizers": 4,
     "startup_timeout": 30.0,
     "log_level": "debug",
     "shell": True,

@@ -63,11 +63,13 @@ class Bench:
     to_scheduler: list[Any] = field(default_factory=list)
     to_clients: list[tuple[bytes, Any]] = field(default_factory=list)
     forgotten: list[bytes] = field(default_factory=list)
+    now_ns: int = 5
 
     def __post_init__(self) -> None:
         self.core = TokenizerCore(
             TOKENIZER,
             index=3,
+            endpoints=("ipc:///other",),
             model="bytes",
             server_id="s",
             max_seq_len=MAX_SEQ_LEN,
@@ -88,7 +90,7 @@ class Bench:
         """A client sends `message` (or raw bytes); what that client is sent at once."""
         frame = message if isinstance(message, bytes) else frame_of(message)
         before = len(self.to_clients)
-        self.core.on_client_frame(client, frame)
+        self.core.on_client_frame(client, frame, self.now_ns)
         self.take()
         return [m for c, m in self.to_clients[before:] if c == client]
 
@@ -180,6 +182,7 @@ def test_hello_is_answered_with_what_is_served(bench: Bench) -> None:
             max_seq_len=MAX_SEQ_LEN,
             eos_token_ids=(EOS,),
             server_id="s",
+            endpoints=("ipc:///other",),
         )
     ]
 
@@ -204,9 +207,11 @@ def test_ignore_eos_leaves_only_the_requests_own_stop_tokens(bench: Bench) -> No
     assert submit.sampling.seed == 5
 
 
-def test_arrivals_are_in_order(bench: Bench) -> None:
-    arrivals = [bench.generate(n).arrival for n in range(4)]
-    assert arrivals == sorted(set(arrivals))
+def test_arrivals_are_the_times_and_differ(bench: Bench) -> None:
+    """They order the requests of all tokenizers: by their ids, the first one's all went first."""
+    assert [bench.generate(n).arrival for n in range(3)] == [5, 6, 7]
+    bench.now_ns = 100
+    assert bench.generate(3).arrival == 100
 
 
 def test_a_prompt_may_be_ids_or_a_chat(bench: Bench) -> None:
