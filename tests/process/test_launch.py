@@ -132,7 +132,7 @@ def test_a_reader_that_leaves_does_not_end_it(
 ) -> None:
     """As in `python launch.py | head -1`: the server died of its next line, with a stack."""
     code = f"import sys\nsys.argv[1:1] = [{' '.join(ECHO)!r}]\n{LAUNCH}"
-    run = [sys.executable, "-c", code, "--endpoint", "ipc://public.sock"]
+    run = [sys.executable, "-c", code, "--endpoint", "ipc://public.sock", "--no-http"]
     with subprocess.Popen(
         run, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
         env=child_environment(),
