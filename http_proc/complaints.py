@@ -41,6 +41,10 @@ def complaint(errors: Sequence[Mapping[str, Any]], fields: Sequence[str]) -> Htt
     if kind == "json_invalid":
         reason = first.get("ctx", {}).get("error", "it can't be decoded")
         return HttpError(400, f"the body is not valid JSON: {reason}")
+    if kind == "value_error":
+        return HttpError(
+            400, f"{path or 'the request'} {first['ctx']['error']}", param=path or None
+        )
     if not path:
         return HttpError(
             400, "the body must be a JSON object: send one, with Content-Type: application/json"
@@ -49,8 +53,6 @@ def complaint(errors: Sequence[Mapping[str, Any]], fields: Sequence[str]) -> Htt
         return HttpError(400, _unknown(path, fields), param=path, code="unknown_parameter")
     if kind == "missing":
         return HttpError(400, f"{path} is missing: the request needs it", param=path)
-    if kind == "value_error":
-        return HttpError(400, f"{path} {first['ctx']['error']}", param=path)
     same = [error for error in errors if _path(error["loc"]) == path]
     wanted = dict.fromkeys(_EXPECTED.get(e["type"], e["msg"]) for e in same)
     return HttpError(400, f"{path} is {shown(value)}: it takes {' or '.join(wanted)}", param=path)

@@ -34,6 +34,7 @@ _TYPES = {
 """By status; any other is an invalid_request_error."""
 _STATUSES: Mapping[type[TandemError], int] = {
     Overloaded: 429,
+    RequestAborted: 503,
     UserError: 400,
     ConnectionLost: 503,
     ProcessDied: 503,

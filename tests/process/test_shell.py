@@ -165,5 +165,5 @@ def test_sigterm_ends_the_shell() -> None:
 def test_a_script_has_no_shell() -> None:
     from runtime import LLM, ConfigError
 
-    with pytest.raises(ConfigError, match="only launch.py has one"):
+    with pytest.raises(ConfigError, match=r"only launch\.py has one"):
         LLM(simulated=" ".join(ECHO), shell=True)
