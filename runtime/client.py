@@ -7,11 +7,11 @@ import contextlib
 import itertools
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, Self, TypeAlias, TypeVar, overload
 
 import numpy as np
 
+from runtime.completion import Completion, completion_of
 from runtime.connection import Connection, Mailbox
 from runtime.errors import RequestAborted, RequestError, TandemError
 from runtime.messages import (
@@ -19,7 +19,6 @@ from runtime.messages import (
     Chunk,
     Detokenize,
     Detokenized,
-    FinishReason,
     FlushCache,
     Flushed,
     Generate,
@@ -41,36 +40,20 @@ Prompt: TypeAlias = str | Sequence[int]
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Completion:
-    """A finished request.
-
-    token_ids: the output's, the end-of-sequence token included. cached_tokens: prompt tokens that
-    were not computed.
-    matched_stop: the stop string that ended the text, if one did.
-    """
-
-    text: str
-    token_ids: list[int]
-    finish_reason: FinishReason
-    matched_stop: str | None
-    prompt_tokens: int
-    cached_tokens: int
-
-
 class Stream:
     """A running request's chunks: `async for chunk in stream`. Left early or dropped, or by
     `abort`, it ends on the server too.
     """
 
     def __init__(
-        self, connection: Connection, request: int, mailbox: Mailbox, num_outputs: int
+        self, connection: Connection, request: int, mailbox: Mailbox, sampling: SamplingParams
     ) -> None:
         self.request = request
+        self._sampling = sampling
+        self._num_left = sampling.n
+        """Outputs whose last chunk was not taken yet."""
         self._connection = connection
         self._mailbox = mailbox
-        self._num_left = num_outputs
-        """Outputs whose last chunk was not taken yet."""
         self._is_left = False
         loop = asyncio.get_running_loop()
         weakref.finalize(self, _abandon, loop, connection, request).atexit = False
@@ -84,16 +67,7 @@ class Stream:
 
     async def whole(self) -> Completion:
         """Everything, once it has ended."""
-        chunks = [chunk async for chunk in self]
-        last = chunks[-1]
-        return Completion(
-            text="".join(chunk.text for chunk in chunks),
-            token_ids=[i for chunk in chunks for i in chunk.token_ids.tolist()],
-            finish_reason=last.finish_reason or FinishReason.ERROR,
-            matched_stop=last.matched_stop,
-            prompt_tokens=last.num_prompt_tokens,
-            cached_tokens=last.num_cached_tokens,
-        )
+        return completion_of([chunk async for chunk in self], self._sampling)
 
     async def batches(self) -> AsyncGenerator[list[Chunk], None]:
         """The same chunks, all that have come since the last batch at once."""
@@ -199,7 +173,8 @@ class AsyncClient:
         self, prompt: Prompt, sampling: SamplingParams | None = None, *,
         timeout_s: float | None = None, priority: int = 0, stream: bool = False,
     ) -> Coroutine[Any, Any, Completion | Stream]:  # fmt: skip
-        """Complete a text or token ids: a Completion, or with `stream` a Stream of chunks.
+        """Complete a text or token ids: a Completion, or with `stream` a Stream of chunks (with n
+        above 1 those of all outputs, told apart by their `index`).
 
         timeout_s: abort it after so long. priority: where the server's policy is "priority", the
         higher goes first. Raises RequestError, Overloaded, ProcessDied,
@@ -253,7 +228,7 @@ class AsyncClient:
             priority=priority,
         )
         mailbox = await connection.start(number, message)
-        return Stream(connection, number, mailbox, message.sampling.n)
+        return Stream(connection, number, mailbox, message.sampling)
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The token ids of a text, as `generate` would compute them."""
@@ -370,7 +345,7 @@ class AsyncClient:
                 f"sampling is of type {type(sampling).__name__}: it takes SamplingParams"
             )
         if self.server is not None:
-            sampling.validate(self.server.vocab_size)
+            sampling.validate(self.server.vocab_size, self.server.eos_token_ids)
         return sampling
 
 

@@ -23,8 +23,8 @@ class Logprobs:
     values: FloatArray
     spelled: tuple[bytes, ...] = ()
 
-    def __len__(self) -> int:
-        """How many tokens there are."""
+    @property
+    def num_tokens(self) -> int:
         return len(self.counts)
 
     def select(self, chosen: BoolArray) -> "Logprobs | None":

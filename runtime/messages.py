@@ -10,7 +10,7 @@ from typing import TypeVar, dataclass_transform
 
 from runtime.codec import Codec
 from runtime.logprobs import Logprobs
-from runtime.sampling import SamplingParams
+from runtime.sampling import NO_DEFAULTS, SamplingParams
 from runtime.types import IntArray, Json, LongArray, RequestId, Slot
 
 CODEC = Codec()
@@ -151,7 +151,7 @@ class Welcome:
     server_id: str
     """Changes with every server start, so that a reconnected client knows whom it talks to."""
     endpoints: tuple[str, ...] = ()
-    defaults: SamplingParams = SamplingParams()
+    defaults: SamplingParams = NO_DEFAULTS
     """What the model's generation_config.json says for fields that a request leaves at None; None
     where it says nothing.
     """

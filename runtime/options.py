@@ -49,6 +49,12 @@ class ModelOptions:
         " it fast, else float32",
         choices=("auto", "float32", "bfloat16"),
     )
+    generation_config: str = option(
+        "auto",
+        "auto takes defaults for sampling, and what ends an output, from the model's"
+        " generation_config.json; none does without that file",
+        choices=("auto", "none"),
+    )
     max_seq_len_override: int | None = option(
         None,
         "most tokens of one sequence, prompt and output; by default the model's context",

@@ -124,10 +124,14 @@ class SamplingParams:
             check(isinstance(value, bool), name, value, "must be True or False")
         self._check_stops()
         self._check_ids(vocab_size)
+        self.check_lengths()
+        self._check_something_is_left(vocab_size, eos_token_ids)
+
+    def check_lengths(self) -> None:
+        """Raise RequestError unless max_tokens has room for min_tokens."""
         if self.max_tokens is not None:
             check(self.min_tokens <= self.max_tokens, "min_tokens", self.min_tokens,
                   f"must not be above max_tokens, which is {self.max_tokens}")  # fmt: skip
-        self._check_something_is_left(vocab_size, eos_token_ids)
 
     # ---- inside ---------------------------------------------------------------------------
 
@@ -170,6 +174,23 @@ class SamplingParams:
         else:
             check(len(banned) < vocab_size, "bad_token_ids", list(self.bad_token_ids),
                   f"one of the {vocab_size} tokens must be left")  # fmt: skip
+
+
+def each_output(sampling: SamplingParams) -> list[SamplingParams]:
+    """The parameters of each of the `n` outputs, the seed being resolved.
+
+    The i-th has the seed `seed` + i; the prompt's log probabilities are told with the first.
+    """
+    seed = sampling.seed or 0
+    return [
+        replace(
+            sampling,
+            n=1,
+            seed=(seed + index) % (MAX_SEED + 1),
+            prompt_logprobs=None if index else sampling.prompt_logprobs,
+        )
+        for index in range(sampling.n)
+    ]
 
 
 _PENALTY = Range(least=-2, most=2)
@@ -231,3 +252,7 @@ def _key(key: Any) -> Any:
 
 def _first(*values: Any) -> Any:
     return next(value for value in values if value is not None)
+
+
+NO_DEFAULTS = SamplingParams()
+"""Of a model that leaves every choice open."""

@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, Literal, Self, TypeVar, overload
 
-from runtime.client import AsyncClient, Completion, Prompt, Stream
+from runtime.client import AsyncClient, Prompt, Stream
+from runtime.completion import Completion
 from runtime.errors import ConnectionLost
 from runtime.messages import Chunk, Tokenized, Welcome
 from runtime.sampling import SamplingParams

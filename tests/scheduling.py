@@ -132,8 +132,15 @@ class Harness:
             self._check_plan(plan)
             self._count_admissions(plan)
             self.plans.append(plan)
-            tokens = self.engine.execute(plan)
-            result = StepResult(step=plan.step, tokens=tokens, started_s=0.0, ended_s=0.0)
+            answer = self.engine.answer(plan)
+            result = StepResult(
+                step=plan.step,
+                tokens=answer.tokens,
+                logprobs=answer.logprobs,
+                prompt_logprobs=answer.prompt_logprobs,
+                started_s=0.0,
+                ended_s=0.0,
+            )
             self._results.append(result)
         self._listen()
         return plan

@@ -14,6 +14,7 @@ from runtime.errors import RequestError
 from runtime.types import IntArray, Json
 from tokenizer_proc.chat import ChatTemplate
 from tokenizer_proc.detokenizer import ID_LIMIT, IncrementalDecoder, TokenTable, as_ints
+from tokenizer_proc.spelling import Spelling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +47,7 @@ class Tokenizer:
         backend.no_padding()
         self._backend = backend
         self._table = TokenTable(backend)
+        self._spelling = Spelling(backend, self._table.token_bytes)
         source = settings.chat_template
         self._chat = None if source is None else ChatTemplate(source, settings.named_tokens)
         self.vocab_size = self._table.size
@@ -91,6 +93,10 @@ class Tokenizer:
         """(ids, text) of `chat`; the template writes all special tokens, so encoding adds none."""
         text = self.render_chat(chat)
         return self.encode(text, add_special_tokens=False), text
+
+    def spell(self, ids: IntArray) -> tuple[bytes, ...]:
+        """The bytes that each id stands for in a text; none for an id that it doesn't know."""
+        return self._spelling.spell(ids)
 
     def token_bytes(self, token_id: int) -> bytes | None:
         """The bytes that a byte-level token stands for; None for an unknown id."""

@@ -8,11 +8,11 @@ from runtime.errors import ConfigError, ProtocolError
 from runtime.messages import StepPlan, StepResult
 from runtime.process import Process, run
 from runtime.transport import Poller
-from runtime.types import IntArray
+from worker_proc.answer import Answer
 from worker_proc.simulated import SimulatedEngine, Simulation
 
-Execute = Callable[[StepPlan], IntArray]
-"""A plan to its sampled tokens, int32 [samples]."""
+Execute = Callable[[StepPlan], Answer]
+"""What carries a plan out."""
 
 SIMULATED_PAGES = 1 << 16
 SIMULATED_CONTEXT = 1 << 15
@@ -31,13 +31,15 @@ def serve(process: Process, execute: Execute) -> None:
             if not isinstance(plan, StepPlan):
                 raise ProtocolError(f"the scheduler sent a {type(plan).__name__} to a worker")
             started_s = time.monotonic()
-            tokens = execute(plan)
+            answer = execute(plan)
             # Every rank knows the same tokens; the scheduler hears them once.
             if name == "worker-0":
                 results.send(
                     StepResult(
                         step=plan.step,
-                        tokens=tokens,
+                        tokens=answer.tokens,
+                        logprobs=answer.logprobs,
+                        prompt_logprobs=answer.prompt_logprobs,
                         started_s=started_s,
                         ended_s=time.monotonic(),
                     )
@@ -78,7 +80,7 @@ def real_worker(process: Process) -> Execute:
     process.ready(
         f"{files.name} from {files.path}, {dtype}, {engine.kernels} kernels, {num_threads} threads"
     )
-    return engine.execute
+    return engine.answer
 
 
 def simulated_worker(process: Process, simulation: Simulation) -> Execute:
@@ -101,11 +103,11 @@ def simulated_worker(process: Process, simulation: Simulation) -> Execute:
     )
     process.ready(f"simulated, {simulation.answers} answers, {simulation.step_s * 1e3:g} ms a step")
 
-    def execute(plan: StepPlan) -> IntArray:
+    def execute(plan: StepPlan) -> Answer:
         end = time.monotonic() + simulation.step_time(len(plan.out_loc))
-        tokens = engine.execute(plan)
+        answer = engine.answer(plan)
         time.sleep(max(0.0, end - time.monotonic()))
-        return tokens
+        return answer
 
     return execute
 

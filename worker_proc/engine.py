@@ -1,9 +1,9 @@
 """From a StepPlan to its tokens: the worker's core, without sockets, clock or threads."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from runtime.config import kernels_choice
@@ -12,15 +12,18 @@ from runtime.gguf_file import GgufFile
 from runtime.instance import ModelFiles
 from runtime.messages import StepPlan
 from runtime.types import IntArray
+from worker_proc.answer import NOTHING, Answer
 from worker_proc.attention import AttentionBackend, TorchAttention
 from worker_proc.batch import Batch, make_batch
 from worker_proc.checkpoint import Checkpoint, DummyCheckpoint, SafetensorsCheckpoint, Weights
 from worker_proc.gguf_checkpoint import GgufCheckpoint, read_gguf_config
 from worker_proc.kv_pool import KvPool, bytes_per_page
 from worker_proc.linear import make_linears
+from worker_proc.logprobs import logprobs_of
 from worker_proc.machine import free_memory_bytes, resolve_dtype
 from worker_proc.model_config import ModelConfig, read_config
 from worker_proc.models import CausalLM, Family, family_of
+from worker_proc.prompt_logprobs import PromptScorer
 from worker_proc.sampler import Sampler
 from worker_proc.slots import SlotTables
 
@@ -87,7 +90,7 @@ class Engine:
         tables = SlotTables(num_slots, max_seq_len, page_size)
         pool = KvPool(self.config, num_pages, page_size, self.dtype)
         attention = TorchAttention(pool, tables.page_table, page_size)
-        self._run = _Run(self.model, tables, pool, attention, num_slots, self.config.vocab_size)
+        self._run = _Run(self.model, tables, pool, attention, self.config.vocab_size)
 
     @property
     def pool(self) -> KvPool:
@@ -104,7 +107,11 @@ class Engine:
 
         -> int32 [sampling segments], in plan order; also written into the token table.
         """
-        return self._running().execute(plan)
+        return self._running().answer(plan).tokens
+
+    def answer(self, plan: StepPlan) -> Answer:
+        """As `execute`, with the log probabilities that are asked for."""
+        return self._running().answer(plan)
 
     def _running(self) -> "_Run":
         if self._run is None:
@@ -121,28 +128,35 @@ class _Run:
         tables: SlotTables,
         pool: KvPool,
         attention: AttentionBackend,
-        num_slots: int,
         vocab_size: int,
     ) -> None:
         self.tables = tables
         self.pool = pool
         self._model = model
         self._attention = attention
-        self._sampler = Sampler(num_slots, vocab_size)
+        self._sampler = Sampler(tables.token_table, vocab_size)
+        self._prompts = PromptScorer(tables.token_table)
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> IntArray:
-        self.tables.apply(plan, self._sampler)
+    def answer(self, plan: StepPlan) -> Answer:
+        self.tables.apply(plan, self._sampler, self._prompts)
         batch = make_batch(plan)
         if not len(batch.positions):
-            return np.zeros(0, np.int32)
+            return NOTHING
         hidden = self._forward(batch)
+
+        def logits_of(rows: IntArray) -> torch.Tensor:
+            return self._model.logits(hidden[torch.from_numpy(rows).long()])
+
+        prompts = self._prompts.score(
+            batch, lambda rows, ids, counts: logprobs_of(logits_of(rows), ids, counts)
+        )
         if not len(batch.sample_rows):
-            return np.zeros(0, np.int32)
-        logits = self._model.logits(hidden[torch.from_numpy(batch.sample_rows).long()])
-        tokens = self._sampler.sample(logits, batch.sample_slots, batch.sample_positions)
-        self.tables.token_table[batch.sample_slots, batch.sample_positions] = tokens
-        return tokens
+            return replace(NOTHING, prompt_logprobs=prompts)
+        logits = logits_of(batch.sample_rows)
+        sampled = self._sampler.sample(logits, batch.sample_slots, batch.sample_positions)
+        self.tables.token_table[batch.sample_slots, batch.sample_positions] = sampled.tokens
+        return Answer(tokens=sampled.tokens, logprobs=sampled.logprobs, prompt_logprobs=prompts)
 
     def _forward(self, batch: Batch) -> torch.Tensor:
         """Hidden states [t, hidden_size]; the pool holds the step's keys and values after it."""

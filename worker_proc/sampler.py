@@ -1,35 +1,59 @@
 """From logits to tokens, by each slot's own parameters.
 
-Rules: a token depends on its own row's logits, parameters, seed and position only, never on the
-rows that ride along (so sums are running sums, whose order is fixed); equal logits are ranked by
-token id, lowest first; a row pays only for what it asks (greedy rows are never sorted).
+Rules: a token depends on its own row's logits, parameters, past, seed and position only, never on
+the rows that ride along; a row pays only for what it asks, and a step in which all rows are plain
+(see `is_plain`) is one arg-max; log probabilities are of the logits as they come.
 """
+
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from runtime.errors import InternalError
-from runtime.sampling import SamplingParams
-from runtime.types import IntArray
+from runtime.logprobs import Logprobs
+from runtime.messages import SlotSetup
+from runtime.types import BoolArray, IntArray
+from worker_proc.edits import Edits
+from worker_proc.filters import inverse_cdf, keep_likely, keep_near_best
+from worker_proc.logprobs import logprobs_of
 from worker_proc.philox import uniforms
 
 #: Below this, dividing float32 logits by the temperature leaves one token: taken for greedy.
 _GREEDY_BELOW = 1e-5
-_FIRST_LOOK = 1024
+_NOT_ASKED = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampled:
+    """tokens: int32 [r]. logprobs: theirs, of the rows that ask; None where none does."""
+
+    tokens: IntArray
+    logprobs: Logprobs | None
 
 
 class Sampler:
-    """Chooses the next token of each sampling row; keeps every slot's sampling parameters."""
+    """Chooses the next token of each sampling row; keeps every slot's sampling parameters.
 
-    def __init__(self, num_slots: int, vocab_size: int) -> None:
+    token_table: int32 [num_slots, …], the worker's, for what depends on a sequence's past.
+    """
+
+    def __init__(self, token_table: IntArray, vocab_size: int) -> None:
+        num_slots = len(token_table)
+        self._token_table = token_table
         self._vocab_size = vocab_size
+        self._is_plain: BoolArray = np.ones(num_slots, np.bool_)
         self._temperatures = np.zeros(num_slots, np.float64)
         self._top_ks = np.zeros(num_slots, np.int64)
-        self._top_ps = np.zeros(num_slots, np.float64)
+        self._top_ps = np.ones(num_slots, np.float64)
+        self._min_ps = np.zeros(num_slots, np.float64)
         self._seeds = np.zeros(num_slots, np.uint64)
+        self._num_likeliest: IntArray = np.full(num_slots, _NOT_ASKED, np.int32)
+        self._edits: list[Edits | None] = [None] * num_slots
 
-    def set_slot(self, slot: int, params: SamplingParams) -> None:
-        """From now on `slot` samples by `params`, whose seed is resolved if it draws at all."""
+    def set_slot(self, setup: SlotSetup) -> None:
+        """From now on the slot samples as `setup` says; its seed is resolved if it draws at all."""
+        slot, params = setup.slot, setup.sampling
         temperature = params.temperature or 0.0
         greedy = temperature < _GREEDY_BELOW
         if params.seed is None and not greedy:
@@ -37,12 +61,42 @@ class Sampler:
         self._temperatures[slot] = 0.0 if greedy else temperature
         self._top_ks[slot] = min(params.top_k or self._vocab_size, self._vocab_size)
         self._top_ps[slot] = 1.0 if params.top_p is None else params.top_p
+        self._min_ps[slot] = params.min_p or 0.0
         self._seeds[slot] = params.seed or 0
+        asked = params.logprobs is not None
+        self._num_likeliest[slot] = _NOT_ASKED if params.logprobs is None else params.logprobs
+        edits = Edits.of(setup)
+        self._edits[slot] = edits
+        self._is_plain[slot] = greedy and not asked and edits is None
 
-    def sample(self, logits: torch.Tensor, slots: IntArray, positions: IntArray) -> IntArray:
-        """logits: float32 [r, vocab_size]; slots, positions (of the new token) [r] -> int32 [r]."""
-        tokens = logits.argmax(-1).numpy().astype(np.int32)
+    def is_plain(self, slots: IntArray) -> BoolArray:
+        """Which of the slots take the arg-max of their logits and ask for nothing else; bool [r].
+
+        A token that is known to be that may be used without `sample`.
+        """
+        plain: BoolArray = self._is_plain[slots]
+        return plain
+
+    def sample(self, logits: torch.Tensor, slots: IntArray, positions: IntArray) -> Sampled:
+        """logits: float32 [r, vocab_size], not changed; slots, positions (of the new token) [r]."""
+        special = np.flatnonzero(~self._is_plain[slots])
+        if not len(special):
+            return Sampled(tokens=_argmax(logits), logprobs=None)
+        all_are = len(special) == len(slots)
+        tokens = np.empty(len(slots), np.int32) if all_are else _argmax(logits)
+        rows = logits[torch.from_numpy(special)]
+        tokens[special] = self._choose(rows, slots[special], positions[special])
+        return Sampled(tokens=tokens, logprobs=self._logprobs(logits, tokens, slots))
+
+    def _choose(self, logits: torch.Tensor, slots: IntArray, positions: IntArray) -> IntArray:
+        """As `sample`, for rows that may be changed."""
+        for row, slot in enumerate(slots):
+            if (edits := self._edits[slot]) is not None:
+                edits.apply(logits[row].numpy(), self._token_table[slot], int(positions[row]))
         drawn = np.flatnonzero(self._temperatures[slots] > 0)
+        if len(drawn) == len(slots):
+            return self._draw(logits, slots, positions)
+        tokens = _argmax(logits)
         if len(drawn):
             rows = logits[torch.from_numpy(drawn)]
             tokens[drawn] = self._draw(rows, slots[drawn], positions[drawn])
@@ -59,65 +113,20 @@ class Sampler:
                 torch.from_numpy(self._top_ks[slots[limited]]),
                 torch.from_numpy(self._top_ps[slots[limited]]),
             )
+        keep_near_best(weights, self._min_ps[slots])
         return inverse_cdf(weights, torch.from_numpy(uniforms(self._seeds[slots], positions)))
 
-
-def inverse_cdf(weights: torch.Tensor, points: torch.Tensor) -> IntArray:
-    """The token at which the running sum, by id, first passes its row's point of the total.
-
-    weights: float32 [r, vocab_size], not normed; points: float64 [r] in [0, 1) -> int32 [r].
-    """
-    sums = weights.cumsum(-1, dtype=torch.float64)
-    tokens = torch.searchsorted(sums, points[:, None] * sums[:, -1:], right=True)
-    return tokens[:, 0].clamp(max=weights.shape[1] - 1).numpy().astype(np.int32)
-
-
-def keep_likely(weights: torch.Tensor, top_ks: torch.Tensor, top_ps: torch.Tensor) -> torch.Tensor:
-    """The weights with zero for all but the top_k largest and, of these, the top_p of their sum.
-
-    weights: float32 [r, vocab_size]; top_ks: int64 [r]; top_ps: float64 [r].
-    """
-    vocab_size = weights.shape[1]
-    looked = min(_FIRST_LOOK, vocab_size)
-    largest = weights.topk(looked).values
-    sums = largest.cumsum(-1, dtype=torch.float64)
-    within = top_ks <= looked
-    wide = (top_ks >= vocab_size) & ~within
-    totals = sums.gather(1, (top_ks.clamp(max=looked) - 1)[:, None])[:, 0]
-    totals[wide] = weights[wide].cumsum(-1, dtype=torch.float64)[:, -1]
-    settled = within | (wide & (top_ps < 1) & (sums[:, -1] >= top_ps * totals))
-    kept = torch.empty_like(weights)
-    kept[settled] = _keep(
-        weights[settled], largest[settled], top_ks[settled], top_ps[settled], totals[settled]
-    )
-    if not settled.all():
-        kept[~settled] = _keep_by_sort(weights[~settled], top_ks[~settled], top_ps[~settled])
-    return kept
+    def _logprobs(self, logits: torch.Tensor, tokens: IntArray, slots: IntArray) -> Logprobs | None:
+        wanted = self._num_likeliest[slots]
+        asked = np.flatnonzero(wanted != _NOT_ASKED)
+        if not len(asked):
+            return None
+        of_asked = logprobs_of(logits[torch.from_numpy(asked)], tokens[asked], wanted[asked])
+        counts = np.zeros(len(slots), np.int32)
+        counts[asked] = of_asked.counts
+        return Logprobs(counts=counts, token_ids=of_asked.token_ids, values=of_asked.values)
 
 
-def _keep_by_sort(
-    weights: torch.Tensor, top_ks: torch.Tensor, top_ps: torch.Tensor
-) -> torch.Tensor:
-    """As keep_likely, for rows whose kept tokens go beyond the first look."""
-    ranked = weights.sort(-1, descending=True).values
-    sums = ranked.cumsum(-1, dtype=torch.float64)
-    totals = sums.gather(1, (top_ks - 1)[:, None])[:, 0]
-    return _keep(weights, ranked, top_ks, top_ps, totals)
-
-
-def _keep(
-    weights: torch.Tensor,
-    ranked: torch.Tensor,
-    top_ks: torch.Tensor,
-    top_ps: torch.Tensor,
-    totals: torch.Tensor,
-) -> torch.Tensor:
-    """ranked: the largest weights, descending [r, n]; totals: the sum of each row's top_k."""
-    sums = ranked.cumsum(-1, dtype=torch.float64)
-    below = (sums < (top_ps * totals)[:, None]).sum(-1) + 1
-    counts = torch.where(top_ps < 1, torch.minimum(below, top_ks), top_ks)
-    least = ranked.gather(1, (counts.clamp(max=ranked.shape[1]) - 1)[:, None])
-    tied = weights == least
-    spare = counts[:, None] - (weights > least).sum(-1, keepdim=True)
-    keep = (weights > least) | (tied & (tied.cumsum(-1) <= spare))
-    return weights.where(keep, 0.0)
+def _argmax(logits: torch.Tensor) -> IntArray:
+    tokens: IntArray = logits.argmax(-1).numpy().astype(np.int32)
+    return tokens

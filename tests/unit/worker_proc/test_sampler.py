@@ -6,17 +6,18 @@ import torch
 
 from runtime.errors import InternalError
 from runtime.sampling import SamplingParams
-from tests.plans import int32
+from tests.plans import int32, set_up
+from worker_proc.filters import inverse_cdf, keep_likely
 from worker_proc.philox import uniforms
-from worker_proc.sampler import Sampler, inverse_cdf, keep_likely
+from worker_proc.sampler import Sampler
 
 _VOCAB = 3000
 
 
 def _sampler(*params: SamplingParams, vocab_size: int = _VOCAB) -> Sampler:
-    sampler = Sampler(len(params), vocab_size)
+    sampler = Sampler(np.zeros((len(params), 64), np.int32), vocab_size)
     for slot, given in enumerate(params):
-        sampler.set_slot(slot, given)
+        sampler.set_slot(set_up(slot, given))
     return sampler
 
 
@@ -41,7 +42,7 @@ def _by_hand(logits: torch.Tensor, params: SamplingParams, position: int) -> int
 
 def _tokens(sampler: Sampler, logits: torch.Tensor, slots: list[int], position: int) -> list[int]:
     positions = int32([position] * len(slots))
-    return [int(token) for token in sampler.sample(logits, int32(slots), positions)]
+    return [int(token) for token in sampler.sample(logits, int32(slots), positions).tokens]
 
 
 def test_greedy_takes_the_lowest_id_of_equals() -> None:
@@ -100,7 +101,7 @@ def test_draws_follow_the_distribution() -> None:
     logits = torch.tensor([[0.0, 1.0, 2.0, -1.0]]).expand(4000, -1)
     sampler = _sampler(SamplingParams(temperature=1.0, seed=5), vocab_size=4)
     positions = np.arange(4000, dtype=np.int32)
-    tokens = sampler.sample(logits, np.zeros(4000, np.int32), positions)
+    tokens = sampler.sample(logits, np.zeros(4000, np.int32), positions).tokens
     shares = np.bincount(tokens, minlength=4) / 4000
     np.testing.assert_allclose(shares, torch.softmax(logits[0], 0).numpy(), atol=0.03)
 
