@@ -12,6 +12,7 @@ from http_proc.errors import HttpError, error_response
 
 MAX_BODY_BYTES = 4 << 20
 """What one message to the tokenizer may hold."""
+MAX_DISCARDED_BYTES = 16 * MAX_BODY_BYTES
 MAX_ID_CHARS = 128
 OPEN_PATH = "/health"
 """Needs no key: those who ask whether a server is well rarely have one."""
@@ -41,6 +42,8 @@ class Door:
             await send(message)
 
         if (refusal := self._refusal(scope["path"], headers)) is not None:
+            if refusal.status_code == 413:
+                await _discard(receive)
             await error_response(refusal)(scope, receive, send_with_id)
         else:
             await self._app(scope, _Limited(receive), send_with_id)
@@ -77,8 +80,22 @@ class _Limited:
         message = await self._receive()
         self._num_bytes += len(message.get("body", b""))
         if self._num_bytes > MAX_BODY_BYTES:
+            if message.get("more_body"):
+                await _discard(self._receive)
             raise _too_large(self._num_bytes)
         return message
+
+
+async def _discard(receive: Receive) -> None:
+    """Read the rest of a body, as far as is reasonable: most clients read no answer before they
+    have sent it all.
+    """
+    num_bytes = 0
+    while num_bytes < MAX_DISCARDED_BYTES:
+        message = await receive()
+        num_bytes += len(message.get("body", b""))
+        if not message.get("more_body"):
+            return
 
 
 def _too_large(num_bytes: int) -> HttpError:
