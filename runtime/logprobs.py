@@ -1,7 +1,7 @@
 """Log probabilities: as they cross wires, and as users read them."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -37,6 +37,12 @@ class Logprobs:
             token_ids=self.token_ids[entries],
             values=self.values[entries],
         )
+
+    def spread(self, places: BoolArray) -> "Logprobs":
+        """The same among tokens without entries: theirs are those where `places` is true."""
+        counts = np.zeros(len(places), np.int32)
+        counts[places] = self.counts
+        return replace(self, counts=counts)
 
     def split(self) -> "Iterator[Logprobs | None]":
         """Each token's alone; None where it has no entries."""

@@ -9,7 +9,6 @@ Rules:
 import contextlib
 import itertools
 import logging
-import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -39,15 +38,15 @@ from runtime.messages import (
     Rejected,
     Stats,
     StatsReply,
-    Submit,
     TokenBatch,
     Tokenize,
     Tokenized,
     Welcome,
 )
-from runtime.sampling import MAX_SEED, NO_DEFAULTS, SamplingParams, each_output
+from runtime.sampling import NO_DEFAULTS, SamplingParams, each_output
 from runtime.types import IntArray, RequestId
 from tokenizer_proc.actions import Action, Convert, Forget, ToClient, ToScheduler
+from tokenizer_proc.admission import Admission
 from tokenizer_proc.jobs import Job, Outcome
 from tokenizer_proc.queries import Queries
 from tokenizer_proc.requests import Credit, LiveRequest, never_begun
@@ -62,8 +61,6 @@ CLIENT_SILENCE_TICKS = 10
 Hello every 2 s. Ticks are counted and not seconds: while this process stands still (stopped by a
 signal, say) it hears nobody, and then the silence is its own.
 """
-MAX_PRIORITY = 100
-"""Bounded, for the wait under the policy "priority" is bounded by the levels there are."""
 UNREAD_TICKS = 60
 """A stream of which its reader takes nothing for so long, while news wait, is ended."""
 LONG_BYTES = 8192
@@ -102,16 +99,14 @@ class TokenizerCore:
         self._max_jobs = max_jobs
         self._num_jobs = 0
         self._index = index
-        self._max_seq_len = max_seq_len
-        self._vocab_size = vocab_size
         # A tokenizer of another model may name ids that this model has not.
-        self._eos_ids = tuple(i for i in tokenizer.eos_token_ids if i < vocab_size)
-        self._defaults = defaults
+        eos_ids = tuple(i for i in tokenizer.eos_token_ids if i < vocab_size)
+        self._admission = Admission(max_seq_len, vocab_size, eos_ids, defaults)
         self._welcome = Welcome(
             model=model,
             vocab_size=vocab_size,
             max_seq_len=max_seq_len,
-            eos_token_ids=self._eos_ids,
+            eos_token_ids=eos_ids,
             server_id=server_id,
             defaults=defaults,
             endpoints=endpoints,
@@ -262,7 +257,7 @@ class TokenizerCore:
         """Answer the call at once, or have it converted elsewhere first."""
         call = job.call
         if isinstance(call, Generate):
-            self._check(call)
+            self._admission.check(call)
             is_long = is_long and call.token_ids is None  # they are what the scheduler takes
         self.texts.check_size(call)
         if not is_long:
@@ -295,21 +290,11 @@ class TokenizerCore:
         """The client doesn't speak as it should."""
         self._to_client(client, Failed(request=None, kind="protocol", text=text))
 
-    def _check(self, message: Generate) -> None:
-        """Refuse what can be told without the prompt."""
-        message.sampling.validate(self._vocab_size, self._eos_ids)
-        if message.timeout_s is not None and not 0 < message.timeout_s < 1e9:
-            raise RequestError(f"timeout_s is {message.timeout_s}: it must be above 0 seconds")
-        if abs(message.priority) > MAX_PRIORITY:
-            raise RequestError(
-                f"priority is {message.priority}: it must be from {-MAX_PRIORITY} to {MAX_PRIORITY}"
-            )
-
     def _generate(
         self, client: bytes, message: Generate, prompt_ids: IntArray, arrival: int
     ) -> None:
-        sampling = self._resolve(message.sampling, len(prompt_ids))
-        outputs = self._clients[client].requests[message.request] = {}
+        sampling = self._admission.resolve(message.sampling, len(prompt_ids))
+        outputs: dict[int, LiveRequest] = {}
         credit = Credit(CREDIT * sampling.n)
         kept = replace(message, text=None, token_ids=None, chat=None)
         for index, alone in enumerate(each_output(sampling)):
@@ -324,42 +309,8 @@ class TokenizerCore:
                 index=index,
             )
             outputs[index] = self._live[live.id] = live
-            self._to_scheduler(self._submit(live, alone, arrival))
-
-    def _submit(self, live: LiveRequest, sampling: SamplingParams, arrival: int) -> Submit:
-        eos_ids = () if sampling.ignore_eos else self._eos_ids
-        return Submit(
-            request=live.id,
-            arrival=arrival,
-            token_ids=live.prompt_ids,
-            sampling=sampling,
-            stop_ids=tuple(dict.fromkeys((*eos_ids, *sampling.stop_token_ids))),
-            deadline_s=live.generate.timeout_s,
-            priority=live.generate.priority,
-        )
-
-    def _resolve(self, sampling: SamplingParams, num_prompt: int) -> SamplingParams:
-        """Every open choice made: the model's defaults, a length that fits the context, a recorded
-        seed.
-        """
-        room = self._max_seq_len - num_prompt
-        usual = room if self._defaults.max_tokens is None else min(room, self._defaults.max_tokens)
-        wanted = usual if sampling.max_tokens is None else sampling.max_tokens
-        if room < 1 or wanted > room:
-            raise RequestError(
-                f"prompt has {num_prompt} tokens"
-                + (
-                    f" and max_tokens is {wanted}, together {num_prompt + wanted}"
-                    if room > 0
-                    else ""
-                )
-                + f"; this server takes {self._max_seq_len} (max_seq_len):"
-                " shorten it or raise the limit"
-            )
-        seed = secrets.randbelow(MAX_SEED) if sampling.seed is None else sampling.seed
-        resolved = replace(sampling.with_defaults(self._defaults), max_tokens=wanted, seed=seed)
-        resolved.check_lengths()
-        return resolved
+            self._to_scheduler(self._admission.submit(live, alone, arrival))
+        self._clients[client].requests[message.request] = outputs
 
     # ---- from the scheduler ---------------------------------------------------------------
 

@@ -15,7 +15,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from runtime.errors import ConfigError, ModelNotFound
-from worker_proc.linear import Linears
 
 Shapes = Mapping[str, tuple[int, ...]]
 _INDEX = "model.safetensors.index.json"
@@ -94,20 +93,25 @@ class Weights:
         expected: Shapes,
         dtype: torch.dtype,
         progress: Callable[[float], None],
-        linears: Linears,
     ) -> None:
-        """expected: every weight that will be asked for. Raises ConfigError as check_weights.
-
-        linears: makes the model's products, of weights taken here.
-        """
+        """expected: every weight that will be asked for. Raises ConfigError as check_weights."""
         check_weights(checkpoint.shapes(), expected)
-        self.linears = linears
+        self.dtype = dtype
         self._checkpoint = checkpoint
         self._expected = expected
-        self._dtype = dtype
         self._progress = progress
         self._total = sum(math.prod(shape) for shape in expected.values())
         self._done = 0
+
+    def __contains__(self, name: str) -> bool:
+        """Whether the model has a weight `name`."""
+        return name in self._expected
+
+    def view(self, name: str) -> torch.Tensor:
+        """The weight `name`, to be read once: in the checkpoint's own memory where it can be."""
+        weight = self._checkpoint.tensor(name).to(self.dtype)
+        self._count(weight)
+        return weight
 
     def take(self, name: str) -> torch.Tensor:
         """The weight `name`, own memory."""
@@ -117,12 +121,15 @@ class Weights:
         """Weights of equal row length stacked into one: [sum of rows, …], own memory."""
         shapes = [self._expected[name] for name in names]
         rows = [shape[0] for shape in shapes]
-        out = torch.empty((sum(rows), *shapes[0][1:]), dtype=self._dtype)
+        out = torch.empty((sum(rows), *shapes[0][1:]), dtype=self.dtype)
         for name, part in zip(names, torch.split(out, rows), strict=True):
             part.copy_(self._checkpoint.tensor(name))
-            self._done += part.numel()
-            self._progress(self._done / self._total)
+            self._count(part)
         return out
+
+    def _count(self, weight: torch.Tensor) -> None:
+        self._done += weight.numel()
+        self._progress(self._done / self._total)
 
 
 def check_weights(held: Shapes, expected: Shapes) -> None:

@@ -1,7 +1,7 @@
 """From a StepPlan to its tokens: the worker's core, without sockets, clock or threads."""
 
+import logging
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -10,40 +10,40 @@ from runtime.config import kernels_choice
 from runtime.errors import ConfigError, InternalError
 from runtime.gguf_file import GgufFile
 from runtime.instance import ModelFiles
+from runtime.logprobs import Logprobs
 from runtime.messages import StepPlan
 from runtime.types import IntArray
 from worker_proc.answer import NOTHING, Answer
-from worker_proc.attention import AttentionBackend, TorchAttention
-from worker_proc.batch import Batch, make_batch
+from worker_proc.batch import make_batch
 from worker_proc.checkpoint import Checkpoint, DummyCheckpoint, SafetensorsCheckpoint, Weights
+from worker_proc.computation import Computation, NoKernels
 from worker_proc.gguf_checkpoint import GgufCheckpoint, read_gguf_config
-from worker_proc.kv_pool import KvPool, bytes_per_page
-from worker_proc.linear import make_linears
+from worker_proc.kv_pool import bytes_per_page
 from worker_proc.logprobs import logprobs_of
 from worker_proc.machine import free_memory_bytes, resolve_dtype
 from worker_proc.model_config import ModelConfig, read_config
-from worker_proc.models import CausalLM, Family, family_of
+from worker_proc.models import Family, family_of
 from worker_proc.prompt_logprobs import PromptScorer
 from worker_proc.sampler import Sampler
 from worker_proc.slots import SlotTables
+from worker_proc.threads import cpus_for, physical_cores
+from worker_proc.torch_computation import TorchComputation
 
 _MAX_CELLS = 2**31 - 1
+
+log = logging.getLogger(__name__)
 
 
 class Engine:
     """One loaded model; after `begin`, also its pool and tables.
 
-    config: the model's shape. model: its weights. dtype: of weights, activations and KV.
-    kernels: what computes its products, as TANDEM_KERNELS has it.
+    config: the model's shape. dtype: of weights, activations and KV. computation: what computes it.
     """
 
-    def __init__(
-        self, config: ModelConfig, model: CausalLM, dtype: torch.dtype, kernels: str
-    ) -> None:
+    def __init__(self, config: ModelConfig, computation: Computation, dtype: torch.dtype) -> None:
         self.config = config
         self.dtype = dtype
-        self.kernels = kernels
-        self.model = model
+        self.computation = computation
         self._run: _Run | None = None
 
     @classmethod
@@ -53,9 +53,10 @@ class Engine:
         *,
         dtype: str = "auto",
         load_format: str = "auto",
+        threads: int | None = None,
         progress: Callable[[float], None] = lambda fraction: None,
     ) -> "Engine":
-        """The model in `files`; dtype and load_format as in ModelOptions.
+        """The model in `files`; dtype, load_format and threads as in the options.
 
         progress: hears the fraction of the weights that is loaded, from 0 to 1, after each weight.
         Raises ModelNotFound or ConfigError where the files are not a whole model of a known family.
@@ -65,10 +66,9 @@ class Engine:
         family = family_of(config)
         checkpoint = _checkpoint(files, gguf, config, family, load_format)
         computed = resolve_dtype(dtype, config.dtype)
-        linears = make_linears(kernels_choice())
-        weights = Weights(checkpoint, family.shapes(config), computed, progress, linears)
-        with torch.inference_mode():
-            return cls(config, family.build(config, weights), computed, linears.name)
+        weights = Weights(checkpoint, family.shapes(config), computed, progress)
+        computation = _computation(config, family, weights, threads or len(physical_cores()))
+        return cls(config, computation, computed)
 
     def capacity(self, kv_memory_fraction: float, page_size: int) -> int:
         """How many pages fit into that fraction of the memory that is free now; at least one.
@@ -88,14 +88,8 @@ class Engine:
     def begin(self, num_pages: int, page_size: int, num_slots: int, max_seq_len: int) -> None:
         """Make the pool and the tables; forgets what an earlier `begin` made."""
         tables = SlotTables(num_slots, max_seq_len, page_size)
-        pool = KvPool(self.config, num_pages, page_size, self.dtype)
-        attention = TorchAttention(pool, tables.page_table, page_size)
-        self._run = _Run(self.model, tables, pool, attention, self.config.vocab_size)
-
-    @property
-    def pool(self) -> KvPool:
-        """The keys and values; after `begin` only."""
-        return self._running().pool
+        self.computation.begin(tables, num_pages, page_size)
+        self._run = _Run(self.computation, tables, self.config.vocab_size)
 
     @property
     def tables(self) -> SlotTables:
@@ -122,18 +116,9 @@ class Engine:
 class _Run:
     """What lives from one `begin` to the next."""
 
-    def __init__(
-        self,
-        model: CausalLM,
-        tables: SlotTables,
-        pool: KvPool,
-        attention: AttentionBackend,
-        vocab_size: int,
-    ) -> None:
+    def __init__(self, computation: Computation, tables: SlotTables, vocab_size: int) -> None:
         self.tables = tables
-        self.pool = pool
-        self._model = model
-        self._attention = attention
+        self._computation = computation
         self._sampler = Sampler(tables.token_table, vocab_size)
         self._prompts = PromptScorer(tables.token_table)
 
@@ -143,29 +128,51 @@ class _Run:
         batch = make_batch(plan)
         if not len(batch.positions):
             return NOTHING
-        hidden = self._forward(batch)
-
-        def logits_of(rows: IntArray) -> torch.Tensor:
-            return self._model.logits(hidden[torch.from_numpy(rows).long()])
-
-        prompts = self._prompts.score(
-            batch, lambda rows, ids, counts: logprobs_of(logits_of(rows), ids, counts)
+        slots, positions = batch.sample_slots, batch.sample_positions
+        wanted = self._sampler.needs_logits(slots)
+        outcome = self._computation.step(batch, wanted)
+        tokens, logprobs = outcome.likeliest, None
+        if wanted.any():
+            sampled = self._sampler.sample(outcome.logits, slots[wanted], positions[wanted])
+            tokens[wanted] = sampled.tokens
+            logprobs = sampled.logprobs and sampled.logprobs.spread(wanted)
+        self.tables.token_table[slots, positions] = tokens
+        return Answer(
+            tokens=tokens,
+            logprobs=logprobs,
+            prompt_logprobs=self._prompts.score(batch, self._row_logprobs),
         )
-        if not len(batch.sample_rows):
-            return replace(NOTHING, prompt_logprobs=prompts)
-        logits = logits_of(batch.sample_rows)
-        sampled = self._sampler.sample(logits, batch.sample_slots, batch.sample_positions)
-        self.tables.token_table[batch.sample_slots, batch.sample_positions] = sampled.tokens
-        return Answer(tokens=sampled.tokens, logprobs=sampled.logprobs, prompt_logprobs=prompts)
 
-    def _forward(self, batch: Batch) -> torch.Tensor:
-        """Hidden states [t, hidden_size]; the pool holds the step's keys and values after it."""
-        ids = self.tables.token_table[batch.token_slots, batch.positions]
-        return self._model.forward(
-            torch.from_numpy(ids),
-            torch.from_numpy(batch.positions),
-            self._attention.plan(batch),
-        )
+    def _row_logprobs(self, rows: IntArray, tokens: IntArray, num_likeliest: IntArray) -> Logprobs:
+        """Of any rows of the step just computed."""
+        return logprobs_of(self._computation.logits(rows), tokens, num_likeliest)
+
+
+def _computation(
+    config: ModelConfig, family: Family, weights: Weights, num_threads: int
+) -> Computation:
+    """By the native kernels, or by torch where they can't be had: the log says why.
+
+    Raises ConfigError where the processor can't run the kernels that are asked for.
+    """
+    chosen = kernels_choice()
+    if chosen != "torch":
+        try:
+            from worker_proc.native import build
+            from worker_proc.native.computation import NativeComputation
+
+            variant = build.pick(chosen)
+            kernels = build.load(variant)
+        except (ImportError, NoKernels) as e:
+            log.warning("computing with torch, slower than native kernels: %s", e)
+        else:
+            # The kernels have threads of their own: torch's would stand in their way.
+            torch.set_num_threads(1)
+            cpus = cpus_for(num_threads)
+            return NativeComputation(kernels, variant.name, config, weights, cpus, num_threads)
+    torch.set_num_threads(num_threads)
+    with torch.inference_mode():
+        return TorchComputation(config, family.build(config, weights), weights.dtype)
 
 
 def _checkpoint(

@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 
 from worker_proc.checkpoint import Weights
-from worker_proc.linear import Linear
+from worker_proc.linear import Linear, make_linear
 
 
 class RMSNorm:
@@ -52,4 +52,4 @@ def fused_linear(weights: Weights, prefix: str, names: Sequence[str], bias: bool
     """One product for several matrices of the same input: their outputs lie side by side."""
     weight = weights.fused([f"{prefix}{name}.weight" for name in names])
     offset = weights.fused([f"{prefix}{name}.bias" for name in names]) if bias else None
-    return weights.linears.linear(weight, offset)
+    return make_linear(weight, offset)

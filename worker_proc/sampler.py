@@ -1,8 +1,8 @@
 """From logits to tokens, by each slot's own parameters.
 
 Rules: a token depends on its own row's logits, parameters, past, seed and position only, never on
-the rows that ride along; a row pays only for what it asks, and a step in which all rows are plain
-(see `is_plain`) is one arg-max; log probabilities are of the logits as they come.
+the rows that ride along; a row pays only for what it asks, and one that asks for nothing but its
+likeliest token is not seen here at all; log probabilities are of the logits as they come.
 """
 
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ class Sampler:
         num_slots = len(token_table)
         self._token_table = token_table
         self._vocab_size = vocab_size
-        self._is_plain: BoolArray = np.ones(num_slots, np.bool_)
+        self._needs_logits: BoolArray = np.zeros(num_slots, np.bool_)
         self._temperatures = np.zeros(num_slots, np.float64)
         self._top_ks = np.zeros(num_slots, np.int64)
         self._top_ps = np.ones(num_slots, np.float64)
@@ -67,40 +67,37 @@ class Sampler:
         self._num_likeliest[slot] = _NOT_ASKED if params.logprobs is None else params.logprobs
         edits = Edits.of(setup)
         self._edits[slot] = edits
-        self._is_plain[slot] = greedy and not asked and edits is None
+        self._needs_logits[slot] = not greedy or asked or edits is not None
 
-    def is_plain(self, slots: IntArray) -> BoolArray:
-        """Which of the slots take the arg-max of their logits and ask for nothing else; bool [r].
-
-        A token that is known to be that may be used without `sample`.
-        """
-        plain: BoolArray = self._is_plain[slots]
-        return plain
+    def needs_logits(self, slots: IntArray) -> BoolArray:
+        """Which of the slots `sample` must see; the others take the likeliest token. [r] -> [r]."""
+        needs: BoolArray = self._needs_logits[slots]
+        return needs
 
     def sample(self, logits: torch.Tensor, slots: IntArray, positions: IntArray) -> Sampled:
-        """logits: float32 [r, vocab_size], not changed; slots, positions (of the new token) [r]."""
-        special = np.flatnonzero(~self._is_plain[slots])
-        if not len(special):
-            return Sampled(tokens=_argmax(logits), logprobs=None)
-        all_are = len(special) == len(slots)
-        tokens = np.empty(len(slots), np.int32) if all_are else _argmax(logits)
-        rows = logits[torch.from_numpy(special)]
-        tokens[special] = self._choose(rows, slots[special], positions[special])
-        return Sampled(tokens=tokens, logprobs=self._logprobs(logits, tokens, slots))
+        """logits: float32 [r, vocab_size], which may be changed; slots, positions (of the new
+        token) [r].
+        """
+        wanted = self._num_likeliest[slots]
+        asked = np.flatnonzero(wanted != _NOT_ASKED)
+        raw = logits[torch.from_numpy(asked)]  # a copy
+        self._edit(logits, slots, positions)
+        drawn = np.flatnonzero(self._temperatures[slots] > 0)
+        tokens = np.empty(len(slots), np.int32)
+        if len(drawn) < len(slots):
+            tokens[:] = logits.argmax(-1).numpy()
+        if len(drawn):
+            rows = logits[torch.from_numpy(drawn)] if len(drawn) < len(slots) else logits
+            tokens[drawn] = self._draw(rows, slots[drawn], positions[drawn])
+        if not len(asked):
+            return Sampled(tokens=tokens, logprobs=None)
+        logprobs = logprobs_of(raw, tokens[asked], wanted[asked])
+        return Sampled(tokens=tokens, logprobs=logprobs.spread(wanted != _NOT_ASKED))
 
-    def _choose(self, logits: torch.Tensor, slots: IntArray, positions: IntArray) -> IntArray:
-        """As `sample`, for rows that may be changed."""
+    def _edit(self, logits: torch.Tensor, slots: IntArray, positions: IntArray) -> None:
         for row, slot in enumerate(slots):
             if (edits := self._edits[slot]) is not None:
                 edits.apply(logits[row].numpy(), self._token_table[slot], int(positions[row]))
-        drawn = np.flatnonzero(self._temperatures[slots] > 0)
-        if len(drawn) == len(slots):
-            return self._draw(logits, slots, positions)
-        tokens = _argmax(logits)
-        if len(drawn):
-            rows = logits[torch.from_numpy(drawn)]
-            tokens[drawn] = self._draw(rows, slots[drawn], positions[drawn])
-        return tokens
 
     def _draw(self, logits: torch.Tensor, slots: IntArray, positions: IntArray) -> IntArray:
         temperatures = torch.from_numpy(self._temperatures[slots]).float()[:, None]
@@ -115,18 +112,3 @@ class Sampler:
             )
         keep_near_best(weights, self._min_ps[slots])
         return inverse_cdf(weights, torch.from_numpy(uniforms(self._seeds[slots], positions)))
-
-    def _logprobs(self, logits: torch.Tensor, tokens: IntArray, slots: IntArray) -> Logprobs | None:
-        wanted = self._num_likeliest[slots]
-        asked = np.flatnonzero(wanted != _NOT_ASKED)
-        if not len(asked):
-            return None
-        of_asked = logprobs_of(logits[torch.from_numpy(asked)], tokens[asked], wanted[asked])
-        counts = np.zeros(len(slots), np.int32)
-        counts[asked] = of_asked.counts
-        return Logprobs(counts=counts, token_ids=of_asked.token_ids, values=of_asked.values)
-
-
-def _argmax(logits: torch.Tensor) -> IntArray:
-    tokens: IntArray = logits.argmax(-1).numpy().astype(np.int32)
-    return tokens

@@ -1,4 +1,4 @@
-"""How many threads a worker computes with."""
+"""How many threads a worker computes with, and where they run."""
 
 import os
 from pathlib import Path
@@ -6,11 +6,20 @@ from pathlib import Path
 _CPUS = Path("/sys/devices/system/cpu")
 
 
-def physical_cores() -> int:
-    """Cores that this process may run on, two hardware threads of one core counted once."""
+def physical_cores() -> list[int]:
+    """One CPU of each core that this process may run on, the first of its hardware threads."""
     usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
-    cores = {_core(cpu) for cpu in usable}
-    return len(cores) or os.cpu_count() or 1
+    cores = {_core(cpu): cpu for cpu in sorted(usable, reverse=True)}
+    return sorted(cores.values()) or list(range(os.cpu_count() or 1))
+
+
+def cpus_for(num_threads: int) -> list[int]:
+    """Where to bind each thread; empty where they are not one per core: the system then decides.
+
+    Fewer threads than cores stay free, since another server may have been given as few.
+    """
+    cores = physical_cores()
+    return cores if len(cores) == num_threads else []
 
 
 def _core(cpu: int) -> str:

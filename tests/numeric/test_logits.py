@@ -9,12 +9,14 @@ import torch
 import transformers
 
 from runtime.instance import ModelFiles
-from runtime.types import IntArray
+from runtime.types import BoolArray, IntArray
 from tests.plans import PlanMaker
 from tests.reference import embedded_gguf, gguf_model
-from worker_proc.attention import AttentionStep
+from worker_proc.batch import Batch
+from worker_proc.computation import Computation, Outcome
 from worker_proc.engine import Engine
-from worker_proc.models import CausalLM
+from worker_proc.native import build
+from worker_proc.slots import SlotTables
 
 _TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2}
 # Weights this small keep bfloat16's own rounding, theirs and ours, well inside the tolerance.
@@ -60,34 +62,50 @@ _CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 class Recorder:
-    """A model that keeps the logits which its engine's sampler is given: [step][r, vocab_size]."""
+    """A computation that keeps the logits of every sampling row: [step][r, vocab_size]."""
 
-    def __init__(self, inner: CausalLM) -> None:
+    def __init__(self, inner: Computation) -> None:
         self._inner = inner
+        self.name = inner.name
         self.seen: list[torch.Tensor] = []
 
-    def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, attention: AttentionStep
-    ) -> torch.Tensor:
-        return self._inner.forward(input_ids, positions, attention)
+    def begin(self, tables: SlotTables, num_pages: int, page_size: int) -> None:
+        self._inner.begin(tables, num_pages, page_size)
 
-    def logits(self, hidden_rows: torch.Tensor) -> torch.Tensor:
-        self.seen.append(self._inner.logits(hidden_rows))
-        return self.seen[-1]
+    def step(self, batch: Batch, wanted: BoolArray) -> Outcome:
+        outcome = self._inner.step(batch, np.ones_like(wanted))
+        if len(wanted):
+            self.seen.append(outcome.logits)
+        logits = outcome.logits[torch.from_numpy(wanted)]
+        return Outcome(likeliest=outcome.likeliest, logits=logits)
+
+    def logits(self, rows: IntArray) -> torch.Tensor:
+        return self._inner.logits(rows)
+
+    def pool(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._inner.pool()
+
+
+@pytest.fixture(params=["torch", *(variant.name for variant in build.runnable())], autouse=True)
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What computes: each in turn."""
+    monkeypatch.setenv("TANDEM_KERNELS", request.param)
+    name: str = request.param
+    return name
 
 
 def recorded(files: ModelFiles, dtype: str) -> tuple[Engine, Recorder]:
     """The engine of `files`, and what its sampler sees."""
     loaded = Engine.load(files, dtype=dtype)
-    recorder = Recorder(loaded.model)
-    return Engine(loaded.config, recorder, loaded.dtype, loaded.kernels), recorder
+    recorder = Recorder(loaded.computation)
+    return Engine(loaded.config, recorder, loaded.dtype), recorder
 
 
 def begin(engine: Engine, page_size: int, max_seq_len: int = 256) -> PlanMaker:
     """Room for four sequences, in a pool poisoned with NaN."""
     engine.begin(-(-max_seq_len // page_size) * 4, page_size, 4, max_seq_len)
-    engine.pool.keys.fill_(float("nan"))
-    engine.pool.values.fill_(float("nan"))
+    for cells in engine.computation.pool():
+        cells.fill_(float("nan"))
     return PlanMaker(page_size)
 
 

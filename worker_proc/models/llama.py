@@ -10,7 +10,7 @@ import torch
 from worker_proc.attention import AttentionStep
 from worker_proc.checkpoint import Weights
 from worker_proc.layers import Embedding, GatedMlp, RMSNorm, fused_linear
-from worker_proc.linear import Linear
+from worker_proc.linear import Linear, PlainLinear, make_linear
 from worker_proc.model_config import ModelConfig
 from worker_proc.rope import Rope, rotate
 
@@ -90,9 +90,9 @@ def _ends(config: ModelConfig, weights: Weights) -> tuple[Lookup, Linear]:
     """The embedding and the head, on one matrix where they are tied."""
     table = weights.take("model.embed_tokens.weight")
     if config.tie_word_embeddings:
-        tied = weights.linears.tied(table)
+        tied = PlainLinear(table)
         return tied.rows, tied
-    return Embedding(table), weights.linears.linear(weights.take("lm_head.weight"))
+    return Embedding(table), make_linear(weights.take("lm_head.weight"))
 
 
 def llama_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:

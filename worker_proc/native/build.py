@@ -2,8 +2,6 @@
 
 Rules: a library appears under its name whole or not at all, so that two processes may build the
 same one at once; the name tells the source, the compiler and the flags, so nothing stale is loaded.
-The kernels compute in the OpenMP threads that torch has already started, so both obey
-torch.set_num_threads and never crowd each other out: worker_proc imports torch before it loads one.
 """
 
 import hashlib
@@ -18,19 +16,16 @@ from tvm_ffi import Module, libinfo, load_module
 
 from runtime.config import cache_dir
 from runtime.errors import ConfigError
+from worker_proc.computation import NoKernels
 
-_SOURCE = Path(__file__).parent / "linear.cpp"
+_SOURCE = Path(__file__).parent / "exports.cpp"
 _CPUINFO = Path("/proc/cpuinfo")
 _COMPILERS = ("g++", "c++")
-_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fopenmp")
+_FLAGS = ("-std=c++20", "-O3", "-fPIC", "-shared", "-pthread", "-Wno-psabi", "-fvisibility=hidden")
 _BUILD_TIMEOUT_S = 300
 _AVX512 = frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "fma"})
 
 log = logging.getLogger(__name__)
-
-
-class NoKernels(Exception):
-    """Kernels can't be had here: its text says why, and the way out. Torch computes instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +109,7 @@ def load(variant: Variant) -> Module:
 def library(variant: Variant) -> Path:
     """The shared library of `variant`, built now or in an earlier start. Raises NoKernels."""
     compiler = _compiler()
-    target = cache_dir() / "kernels" / f"linear-{variant.name}-{_key(compiler, variant)}.so"
+    target = cache_dir() / "kernels" / f"{variant.name}-{_key(compiler, variant)}.so"
     try:
         if target.is_file():
             return target
@@ -162,8 +157,9 @@ def _key(compiler: str, variant: Variant) -> str:
     """Changes with all that the library is made of."""
     ended = _run([compiler, "--version"])
     headers = Path(libinfo.find_include_path()) / "tvm" / "ffi" / "c_api.h"
-    digest = hashlib.sha256(_SOURCE.read_bytes())
-    for part in (ended.stdout, *variant.arguments(), headers.read_text()):
+    sources = [path.read_text() for path in sorted(_SOURCE.parent.glob("*.[ch]*"))]
+    digest = hashlib.sha256()
+    for part in (*sources, ended.stdout, *variant.arguments(), headers.read_text()):
         digest.update(f"\0{part}".encode())
     return digest.hexdigest()[:24]
 

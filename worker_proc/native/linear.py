@@ -1,56 +1,64 @@
-"""Linear products by the native kernels, on weights in their packed layout (see linear.cpp)."""
+"""Weights in the kernels' packed layout (see product.h): int32 [blocks of 32 rows, words, 32]."""
+
+import math
+from collections.abc import Sequence
 
 import torch
 from tvm_ffi import Module
 
-from worker_proc.native import build
-
-_COLUMNS = 32
-_DTYPES = (torch.float32, torch.bfloat16)
+COLUMNS = 32
+"""Of a packed block: rows of the weight."""
 
 
-class NativeLinear:
-    """x Wᵀ + b on its own packed copy of the weight; the caller drops the original.
+_CHUNK_BYTES = 64 << 20
+_HUGE_BYTES = 2 << 20
 
-    A row's result is the same bits in any batch and with any number of threads. The packed
-    weights are int32 [ceil(out_features / 32), words of a row, 32].
+
+class Packer:
+    """Packs weights side by side into large pieces of memory, which large pages fill well."""
+
+    def __init__(self, kernels: Module, num_threads: int) -> None:
+        self._kernels = kernels
+        self._num_threads = num_threads
+        self._free = torch.empty(0, dtype=torch.int32)
+
+    def pack(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Matrices of equal width, stacked. parts: [n, in_features] each, of one dtype."""
+        rows = sum(len(part) for part in parts)
+        words = -(-parts[0].shape[1] * parts[0].itemsize // 4)
+        packed = self._take((-(-rows // COLUMNS), words, COLUMNS))
+        packed[rows // COLUMNS :].zero_()  # what lies past the last row counts as nothing
+        first = 0
+        for part in parts:
+            self._kernels.pack(part.contiguous(), first, packed, self._num_threads)
+            first += len(part)
+        return packed
+
+    def _take(self, shape: tuple[int, ...]) -> torch.Tensor:
+        """int32 of that shape, from a multiple of 128 bytes on."""
+        size = math.prod(shape)
+        if size > len(self._free):
+            self._free = self._chunk(max(size * 4, _CHUNK_BYTES))
+        taken, self._free = self._free[:size].view(shape), self._free[size:]
+        return taken
+
+    def _chunk(self, size_bytes: int) -> torch.Tensor:
+        """New memory from a large page's border on; what is never written takes no memory."""
+        whole = -(-size_bytes // _HUGE_BYTES) * _HUGE_BYTES
+        memory = torch.empty((whole + _HUGE_BYTES) // 4, dtype=torch.int32)
+        start = -memory.data_ptr() % _HUGE_BYTES // 4
+        chunk = memory[start : start + whole // 4]
+        self._kernels.use_large_pages(chunk)
+        return chunk
+
+
+def interleaved(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """Rows in turn 16 of the one and 16 of the other, zeros where the last 16 aren't whole.
+
+    Both [n, …] -> [2 · n rounded up to 16, …]. So a packed block holds both sides of 16 products.
     """
-
-    def __init__(self, kernels: Module, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        if weight.dtype not in _DTYPES:
-            raise TypeError(f"the weight is {weight.dtype}: the kernels take float32 and bfloat16")
-        self._linear = kernels.linear
-        self._gather = kernels.gather
-        self._out_features, self._in_features = weight.shape
-        words = -(-self._in_features * weight.itemsize // 4)
-        self._packed = torch.empty(
-            (-(-self._out_features // _COLUMNS), words, _COLUMNS), dtype=torch.int32
-        )
-        kernels.pack(weight.contiguous(), self._packed)
-        self._bias = weight.new_empty(0) if bias is None else bias
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        out = x.new_empty((len(x), self._out_features))
-        self._linear(x.contiguous(), self._packed, self._bias, out)
-        return out
-
-    def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """Rows of the weight by index, unpacked. ids: int [n] -> [n, in_features]."""
-        out = self._bias.new_empty((len(ids), self._in_features))
-        self._gather(self._packed, self._out_features, ids.long().contiguous(), out)
-        return out
-
-
-class NativeLinears:
-    """Makes the products of one model by one build of the kernels."""
-
-    def __init__(self, variant: build.Variant) -> None:
-        """Builds the kernels where no earlier start did. Raises build.NoKernels."""
-        self.name = variant.name
-        self._kernels = build.load(variant)
-
-    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> NativeLinear:
-        return NativeLinear(self._kernels, weight, bias)
-
-    def tied(self, weight: torch.Tensor) -> NativeLinear:
-        return NativeLinear(self._kernels, weight, None)
+    half = COLUMNS // 2
+    missing = -len(gate) % half
+    padded = [torch.cat((m, m.new_zeros((missing, *m.shape[1:])))) for m in (gate, up)]
+    stacked = torch.stack([m.view(-1, half, *m.shape[1:]) for m in padded], dim=1)
+    return stacked.flatten(0, 2)

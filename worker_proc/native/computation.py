@@ -1,0 +1,171 @@
+"""A model computed whole by the native kernels (decoder.h): one call a step, from ids to tokens."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from tvm_ffi import Module
+
+from runtime.errors import InternalError
+from runtime.types import BoolArray, IntArray
+from worker_proc.batch import Batch
+from worker_proc.checkpoint import Weights
+from worker_proc.computation import Outcome
+from worker_proc.model_config import ModelConfig
+from worker_proc.native.linear import Packer, interleaved
+from worker_proc.rope import inverse_frequencies, magnitude
+from worker_proc.slots import SlotTables
+
+_Tensors = dict[str, torch.Tensor]
+
+
+class NativeComputation:
+    """Greedy output is the same bits alone and in any batch, chunked or not, cached or not, at any
+    page size and with any number of threads.
+    """
+
+    def __init__(
+        self,
+        kernels: Module,
+        name: str,
+        config: ModelConfig,
+        weights: Weights,
+        cpus: Sequence[int],
+        num_threads: int,
+    ) -> None:
+        """Packs every weight. name: of the kernels' variant. cpus: one per thread, or empty."""
+        self.name = name
+        self._config = config
+        self._dtype = weights.dtype
+        loader = _Loader(Packer(kernels, num_threads), config, weights)
+        layers = [loader.layer(i) for i in range(config.num_layers)]
+        shape = {
+            "num_threads": num_threads,
+            "hidden_size": config.hidden_size,
+            "intermediate_size": config.intermediate_size,
+            "num_heads": config.num_heads,
+            "num_kv_heads": config.num_kv_heads,
+            "head_dim": config.head_dim,
+            "vocab_size": config.vocab_size,
+            "rms_norm_eps": config.rms_norm_eps,
+            "rope_magnitude": magnitude(config.rope_scaling),
+        }
+        functions = kernels.make_decoder(
+            weights.dtype == torch.bfloat16,
+            {key: float(value) for key, value in shape.items()},
+            loader.ends(),
+            layers,
+            list(cpus),
+        )
+        self._run: Any = functions["run"]
+        self._answer: Any = functions["answer"]
+        self._tables: SlotTables | None = None
+        self._keys = self._values = torch.empty(0)
+        self._page_table = torch.empty(0)
+        self._page_size = 0
+
+    def begin(self, tables: SlotTables, num_pages: int, page_size: int) -> None:
+        config = self._config
+        shape = (config.num_layers, config.num_kv_heads, num_pages * page_size, config.head_dim)
+        self._keys = torch.empty(shape, dtype=self._dtype)
+        self._values = torch.empty(shape, dtype=self._dtype)
+        self._tables = tables
+        self._page_table = torch.from_numpy(tables.page_table)
+        self._page_size = page_size
+
+    def step(self, batch: Batch, wanted: BoolArray) -> Outcome:
+        if self._tables is None:
+            raise InternalError("a step was computed before begin()")
+        ids = self._tables.token_table[batch.token_slots, batch.positions]
+        sampled, logits = self._room(batch.sample_rows, wanted)
+        self._run(
+            _rows(batch.seg_slots, batch.seg_starts, batch.seg_lens, batch.seg_rows),
+            _rows(ids, batch.positions, batch.out_loc),
+            self._page_table,
+            self._page_size,
+            self._keys,
+            self._values,
+            sampled,
+            logits,
+        )
+        return Outcome(likeliest=sampled[2].numpy(), logits=logits)
+
+    def logits(self, rows: IntArray) -> torch.Tensor:
+        sampled, logits = self._room(rows, np.ones(len(rows), np.bool_))
+        self._answer(sampled, logits)
+        return logits
+
+    def pool(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Both [num_layers, num_kv_heads, num_cells, head_dim]."""
+        return self._keys, self._values
+
+    def _room(self, rows: IntArray, wanted: BoolArray) -> tuple[torch.Tensor, torch.Tensor]:
+        """int32 [3, r]: rows, the row of `logits` that each goes to (or -1), room for tokens."""
+        count = int(np.count_nonzero(wanted))
+        kept = np.full(len(rows), -1, np.int32)
+        kept[wanted] = np.arange(count)
+        logits = torch.empty((count, self._config.vocab_size), dtype=torch.float32)
+        return _rows(rows, kept, np.zeros_like(rows)), logits
+
+
+def _rows(*arrays: IntArray) -> torch.Tensor:
+    return torch.from_numpy(np.stack(arrays).astype(np.int32, copy=False))
+
+
+class _Loader:
+    """Weights by the names that exports.cpp has for them."""
+
+    def __init__(self, packer: Packer, config: ModelConfig, weights: Weights) -> None:
+        self._packer = packer
+        self._config = config
+        self._weights = weights
+
+    def layer(self, index: int) -> _Tensors:
+        prefix = f"model.layers.{index}."
+        attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
+        found = {
+            "input_norm": self._floats(f"{prefix}input_layernorm.weight"),
+            "mlp_norm": self._floats(f"{prefix}post_attention_layernorm.weight"),
+            **self._product("qkv", [f"{attention}{name}_proj" for name in "qkv"]),
+            **self._product("out", [f"{attention}o_proj"]),
+            **self._gate_up(mlp),
+            **self._product("down", [f"{mlp}down_proj"]),
+        }
+        for name in ("query", "key"):
+            weight = f"{attention}{name[0]}_norm.weight"
+            if weight in self._weights:
+                found[f"{name}_norm"] = self._floats(weight)
+        return found
+
+    def ends(self) -> _Tensors:
+        """The head also serves as the embedding where they are tied: there is one copy."""
+        config, table = self._config, "model.embed_tokens.weight"
+        found = {
+            "norm": self._floats("model.norm.weight"),
+            "frequencies": inverse_frequencies(
+                config.rope_theta, config.head_dim, config.rope_scaling
+            ).contiguous(),
+        }
+        if config.tie_word_embeddings:
+            return {**found, "head": self._packer.pack([self._weights.view(table)])}
+        head = self._packer.pack([self._weights.view("lm_head.weight")])
+        return {**found, "head": head, "embedding": self._weights.take(table)}
+
+    def _product(self, name: str, matrices: Sequence[str]) -> _Tensors:
+        found = {name: self._packer.pack([self._weights.view(f"{m}.weight") for m in matrices])}
+        if f"{matrices[0]}.bias" in self._weights:
+            found[f"{name}_bias"] = torch.cat([self._floats(f"{m}.bias") for m in matrices])
+        return found
+
+    def _gate_up(self, prefix: str) -> _Tensors:
+        gate, up = f"{prefix}gate_proj", f"{prefix}up_proj"
+        weight = interleaved(*(self._weights.view(f"{m}.weight") for m in (gate, up)))
+        found = {"gate_up": self._packer.pack([weight])}
+        if f"{gate}.bias" in self._weights:
+            found["gate_up_bias"] = interleaved(*(self._floats(f"{m}.bias") for m in (gate, up)))
+        return found
+
+    def _floats(self, name: str) -> torch.Tensor:
+        """Norms and biases are kept in float32; they hold the model's dtype's values."""
+        return self._weights.take(name).float()

@@ -1,0 +1,254 @@
+// A decoder-only transformer of the Llama kind, whole: token ids in, the next tokens and their logits out.
+//
+// What a change must not break:
+// - A layer's keys and values of the whole step are in the pool before anything of that layer attends.
+// - The residual stream is float32; what products take is rounded to the model's format once.
+// - Every rank runs the same lines; what they share out (`share`, `multiply`) ends with a barrier.
+//
+// Source: Llama (arXiv 2302.13971), Qwen3 (arXiv 2505.09388).
+#pragma once
+
+#include "attention.h"
+#include "linear.h"
+
+namespace tandem {
+
+struct Shape {
+  int64_t hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, vocab_size;
+  float eps;
+
+  int64_t query_width() const { return num_heads * head_dim; }
+  int64_t key_width() const { return num_kv_heads * head_dim; }
+};
+
+// gate_up: its packed blocks of 32 columns hold 16 of the gate, then the same 16 of the other matrix.
+// query_norm, key_norm: [head_dim], or null in families without.
+struct Layer {
+  const float *input_norm, *query_norm, *key_norm, *mlp_norm;
+  Matrix qkv, out, gate_up, down;
+};
+
+// The ends of the model. embedding: [vocab_size, hidden_size], or null where the head serves. frequencies: radians per position,
+// [head_dim / 2]; magnitude: what cos and sin are multiplied with.
+struct Ends {
+  const void* embedding;
+  Matrix head;
+  const float *norm, *frequencies;
+  float magnitude;
+};
+
+// One step. ids, positions, out_loc: [num_rows].
+struct Step {
+  int64_t num_rows;
+  const int32_t *ids, *positions, *out_loc;
+  std::vector<Segment> segments;
+};
+
+// Rows whose next token is asked for. rows: [count]. kept: [count], the row of `logits` that each one's go to, or -1.
+// tokens: [count], the likeliest of each, the lowest id among equals.
+struct Asked {
+  int64_t count;
+  const int32_t *rows, *kept;
+  int32_t* tokens;
+  float* logits;
+};
+
+template <class T>
+class Decoder {
+ public:
+  using Element = typename T::Element;
+
+  Decoder(Shape shape, std::vector<Layer> layers, Ends ends, Team& team)
+      : shape_(shape), layers_(std::move(layers)), ends_(ends), team_(team), best_(team.size()), floats_(team.size()) {
+    for (int rank = 0; rank < team.size(); rank++) {
+      attenders_.emplace_back(shape.num_heads / shape.num_kv_heads, shape.head_dim);
+      floats_[rank].reserve(std::max(shape.hidden_size, shape.head_dim));
+    }
+  }
+
+  void run(const Step& step, const Pool<T>& pool, const Asked& asked) {
+    reserve(step.num_rows);
+    blocks_ = query_blocks(step.segments, attenders_[0].positions());
+    team_.run([&](int rank) {
+      embed(rank, step);
+      for (size_t layer = 0; layer < layers_.size(); layer++) {
+        attend(rank, int64_t(layer), step, pool);
+        transform(rank, layers_[layer], step.num_rows);
+      }
+      choose(rank, asked);
+    });
+    merge(asked);
+  }
+
+  // Logits of any rows of the last step.
+  void answer(const Asked& asked) {
+    team_.run([&](int rank) { choose(rank, asked); });
+    merge(asked);
+  }
+
+  int64_t num_rows() const { return num_rows_; }
+
+ private:
+  struct Best {
+    float logit;
+    int32_t token;
+  };
+
+  void reserve(int64_t num_rows) {
+    num_rows_ = num_rows;
+    residual_.reserve(num_rows * shape_.hidden_size);
+    cos_.reserve(num_rows * shape_.head_dim / 2);
+    sin_.reserve(num_rows * shape_.head_dim / 2);
+    normed_.reserve(num_rows, shape_.hidden_size);
+    qkv_.reserve(num_rows, shape_.query_width() + 2 * shape_.key_width());
+    attended_.reserve(num_rows, shape_.query_width());
+    gated_.reserve(num_rows, shape_.intermediate_size);
+  }
+
+  float* residual(int64_t row) { return residual_.data() + row * shape_.hidden_size; }
+  float* cos(int64_t row) { return cos_.data() + row * shape_.head_dim / 2; }
+  float* sin(int64_t row) { return sin_.data() + row * shape_.head_dim / 2; }
+
+  void embed(int rank, const Step& step) {
+    team_.share(rank, step.num_rows, [&](int64_t row) {
+      for (int64_t i = 0; i < shape_.head_dim / 2; i++) {
+        float angle = float(step.positions[row]) * ends_.frequencies[i];
+        cos(row)[i] = std::cos(angle) * ends_.magnitude;
+        sin(row)[i] = std::sin(angle) * ends_.magnitude;
+      }
+      Element* found = normed_.row(row);
+      int64_t width = shape_.hidden_size;
+      if (ends_.embedding != nullptr)
+        std::copy_n((const Element*)ends_.embedding + step.ids[row] * width, width, found);
+      else
+        unpack_row(ends_.head.packed, step.ids[row], width * int64_t(sizeof(Element)), (char*)found);
+      widen<T>(found, width, residual(row));
+    });
+  }
+
+  void norm_row(int rank, int64_t from, const float* weight, int64_t to) {
+    float* scratch = floats_[rank].data();
+    norm(residual(from), weight, shape_.hidden_size, shape_.eps, scratch);
+    narrow<T>(scratch, shape_.hidden_size, normed_.row(to));
+    normed_.pad(to);
+  }
+
+  // x += attention(norm(x))
+  void attend(int rank, int64_t index, const Step& step, const Pool<T>& pool) {
+    const Layer& layer = layers_[index];
+    int64_t n = step.num_rows, num_kv_heads = shape_.num_kv_heads, group_width = shape_.query_width() / num_kv_heads;
+    team_.share(rank, n, [&](int64_t row) { norm_row(rank, row, layer.input_norm, row); });
+    multiply<T>(team_, rank, layer.qkv, normed_.words(), n, [&](int64_t row, int64_t column, const float* sums) {
+      put(sums, std::min(kColumns, qkv_.width() - column), qkv_.row(row) + column);
+    });
+    team_.share(rank, n, [&](int64_t row) { place(rank, index, row, step.out_loc[row], pool); });
+    int64_t num_items = int64_t(blocks_.size()) * num_kv_heads;
+    auto cells = [&](int64_t item) -> Cells<T> {
+      if (item == num_items) return {};
+      const Segment& segment = step.segments[blocks_[item / num_kv_heads].segment];
+      int64_t place = pool.place(index, item % num_kv_heads);
+      return {pool.keys + place, pool.values + place, segment.cells, segment.start + segment.length};
+    };
+    team_.share(rank, num_items, [&](int64_t item) {
+      const QueryBlock& block = blocks_[item / num_kv_heads];
+      int64_t row = step.segments[block.segment].row, column = item % num_kv_heads * group_width;
+      attenders_[rank].attend(
+          step.segments[block.segment], block.first, block.count, cells(item), cells(item + 1),
+          [&](int64_t token) { return qkv_.row(row + token) + column; },
+          [&](int64_t token) { return attended_.row(row + token) + column; });
+    });
+    add(rank, layer.out, attended_, n);
+  }
+
+  // A row's queries and keys normed and turned; its keys and values into the pool.
+  void place(int rank, int64_t index, int64_t row, int32_t cell, const Pool<T>& pool) {
+    const Layer& layer = layers_[index];
+    int64_t size = shape_.head_dim;
+    float* scratch = floats_[rank].data();
+    Element* heads = qkv_.row(row);
+    for (int64_t head = 0; head < shape_.num_heads + shape_.num_kv_heads; head++) {
+      bool is_key = head >= shape_.num_heads;
+      const float* weight = is_key ? layer.key_norm : layer.query_norm;
+      widen<T>(heads + head * size, size, scratch);
+      if (weight != nullptr) norm(scratch, weight, size, shape_.eps, scratch);
+      rotate(scratch, size, cos(row), sin(row));
+      Element* to = is_key ? pool.keys + pool.place(index, head - shape_.num_heads) + cell * size : heads + head * size;
+      narrow<T>(scratch, size, to);
+    }
+    const Element* values = heads + shape_.query_width() + shape_.key_width();
+    for (int64_t head = 0; head < shape_.num_kv_heads; head++)
+      std::copy_n(values + head * size, size, pool.values + pool.place(index, head) + cell * size);
+  }
+
+  // x += mlp(norm(x)). Source: SwiGLU (arXiv 2002.05202).
+  void transform(int rank, const Layer& layer, int64_t n) {
+    constexpr int64_t kHalf = kColumns / 2;
+    team_.share(rank, n, [&](int64_t row) { norm_row(rank, row, layer.mlp_norm, row); });
+    multiply<T>(team_, rank, layer.gate_up, normed_.words(), n, [&](int64_t row, int64_t column, float* sums) {
+      for (int64_t c = 0; c < kHalf; c += kLanes)
+        store(sums + c, silu(load<Floats>(sums + c)) * load<Floats>(sums + kHalf + c));
+      int64_t first = column / 2;
+      put(sums, std::min(kHalf, gated_.width() - first), gated_.row(row) + first);
+      if (first + kHalf >= gated_.width()) gated_.pad(row);
+    });
+    add(rank, layer.down, gated_, n);
+  }
+
+  void add(int rank, const Matrix& weight, Rows<T>& x, int64_t n) {
+    multiply<T>(team_, rank, weight, x.words(), n, [&](int64_t row, int64_t column, const float* sums) {
+      float* to = residual(row) + column;
+      int64_t count = std::min(kColumns, shape_.hidden_size - column);
+      for (int64_t c = 0; c < count; c++) to[c] += sums[c];
+    });
+  }
+
+  void choose(int rank, const Asked& asked) {
+    if (asked.count == 0) return;
+    best_[rank].assign(asked.count, {-std::numeric_limits<float>::infinity(), 0});
+    team_.share(rank, asked.count, [&](int64_t i) { norm_row(rank, asked.rows[i], ends_.norm, i); });
+    multiply<T>(team_, rank, ends_.head, normed_.words(), asked.count, [&](int64_t row, int64_t column, const float* sums) {
+      int64_t count = std::min(kColumns, shape_.vocab_size - column);
+      look(sums, column, count, best_[rank][row]);
+      if (asked.kept[row] >= 0) std::copy_n(sums, count, asked.logits + asked.kept[row] * shape_.vocab_size + column);
+    });
+  }
+
+  static void look(const float* logits, int64_t column, int64_t count, Best& best) {
+    float top = best.logit;
+    for (int64_t c = 0; c < count; c++) top = logits[c] > top ? logits[c] : top;
+    // Blocks don't come in ascending order: an equal logit before the best so far replaces it.
+    bool better = top > best.logit;
+    for (int64_t c = 0; c < count; c++)
+      if (logits[c] == top && (better || column + c < best.token)) {
+        best = {top, int32_t(column + c)};
+        return;
+      }
+  }
+
+  void merge(const Asked& asked) {
+    for (int64_t row = 0; row < asked.count; row++) {
+      Best best = best_[0][row];
+      for (const std::vector<Best>& found : best_)
+        if (found[row].logit > best.logit || (found[row].logit == best.logit && found[row].token < best.token))
+          best = found[row];
+      asked.tokens[row] = best.token;
+    }
+  }
+
+
+  static void put(const float* sums, int64_t count, Element* to) { narrow<T>(sums, count, to); }
+
+  const Shape shape_;
+  const std::vector<Layer> layers_;
+  const Ends ends_;
+  Team& team_;
+  int64_t num_rows_ = 0;
+  Buffer<float> residual_, cos_, sin_;  // [rows] of hidden_size, of head_dim / 2
+  Rows<T> normed_, qkv_, attended_, gated_;
+  std::vector<QueryBlock> blocks_;
+  std::vector<Attender<T>> attenders_;    // a rank's each, as are these:
+  std::vector<std::vector<Best>> best_;   // [rows asked for]
+  std::vector<Buffer<float>> floats_;     // a row, or a head of it
+};
+
+}  // namespace tandem

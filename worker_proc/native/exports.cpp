@@ -1,0 +1,216 @@
+// What Python calls. Tensors are checked here, where they come in.
+#include <sys/mman.h>
+#include <tvm/ffi/container/array.h>
+#include <tvm/ffi/container/map.h>
+#include <tvm/ffi/container/tensor.h>
+#include <tvm/ffi/error.h>
+#include <tvm/ffi/function.h>
+
+#include "decoder.h"
+
+namespace tandem {
+namespace {
+
+using tvm::ffi::Any;
+using tvm::ffi::Array;
+using tvm::ffi::Function;
+using tvm::ffi::Map;
+using tvm::ffi::String;
+using tvm::ffi::Tensor;
+using tvm::ffi::TensorView;
+using Tensors = Map<String, Tensor>;
+
+void check(bool held, const char* what) {
+  if (!held) TVM_FFI_THROW(ValueError) << what;
+}
+
+template <class View>
+bool is_float32(const View& t) {
+  return t.dtype().code == kDLFloat && t.dtype().bits == 32;
+}
+
+template <class View>
+bool is_bfloat16(const View& t) {
+  return t.dtype().code == kDLBfloat && t.dtype().bits == 16;
+}
+
+const int32_t* int32s(const TensorView& t, int64_t size, const char* what) {
+  check(t.dtype().code == kDLInt && t.dtype().bits == 32 && t.IsContiguous() && t.numel() == size, what);
+  return (const int32_t*)t.data_ptr();
+}
+
+int64_t words_of_dtype(const TensorView& t, int64_t features) {
+  check(is_float32(t) || is_bfloat16(t), "the dtype must be float32 or bfloat16");
+  return is_bfloat16(t) ? words_of<BFloat16>(features) : features;
+}
+
+// Asks the system for large pages where it has them: `memory` begins and ends at their borders, and was not touched yet.
+void use_large_pages(TensorView memory) {
+  check(memory.IsContiguous(), "the memory must be contiguous");
+#ifdef MADV_HUGEPAGE
+  madvise(memory.data_ptr(), memory.numel() * memory.dtype().bits / 8, MADV_HUGEPAGE);
+#endif
+}
+
+// weight: [rows, in_features] -> the columns [first, first + rows) of packed: int32 [blocks, words, 32].
+void pack(TensorView weight, int64_t first, TensorView packed, int64_t num_threads) {
+  check(weight.ndim() == 2 && weight.IsContiguous(), "the weight must be a contiguous matrix");
+  int64_t words = words_of_dtype(weight, weight.size(1)), width = weight.size(1) * weight.dtype().bits / 8;
+  check(packed.ndim() == 3 && packed.IsContiguous() && packed.size(1) == words && packed.size(2) == kColumns &&
+            packed.dtype().bits == 32 && 0 <= first && first + weight.size(0) <= packed.size(0) * kColumns,
+        "the packed weights have another shape or dtype than the weight");
+  Team team(int(num_threads), {});
+  int64_t last = first + weight.size(0);
+  team.run([&](int rank) {
+    team.share(rank, divided_up(last, kColumns) - first / kColumns, [&](int64_t item) {
+      int64_t block = first / kColumns + item;
+      int64_t row = std::max(first, block * kColumns), end = std::min(last, (block + 1) * kColumns);
+      pack_rows((const char*)weight.data_ptr() + (row - first) * width, row, end - row, width, (uint32_t*)packed.data_ptr());
+    });
+  });
+}
+
+template <class T>
+class Model {
+ public:
+  Model(Map<String, double> shape, Tensors ends, Array<Tensors> layers, Array<int64_t> cpus)
+      : ends_(ends), layers_(layers), team_(int(number(shape, "num_threads")), {cpus.begin(), cpus.end()}) {
+    shape_ = {number(shape, "hidden_size"), number(shape, "intermediate_size"), number(shape, "num_heads"),
+              number(shape, "num_kv_heads"), number(shape, "head_dim"), number(shape, "vocab_size"),
+              float(shape.at("rms_norm_eps"))};
+    int64_t hidden = shape_.hidden_size, inner = shape_.intermediate_size;
+    std::vector<Layer> made;
+    for (const Tensors& layer : layers) {
+      Layer l = {};
+      l.input_norm = floats(layer, "input_norm", hidden);
+      l.query_norm = floats(layer, "query_norm", shape_.head_dim, true);
+      l.key_norm = floats(layer, "key_norm", shape_.head_dim, true);
+      l.mlp_norm = floats(layer, "mlp_norm", hidden);
+      l.qkv = matrix(layer, "qkv", shape_.query_width() + 2 * shape_.key_width(), hidden);
+      l.out = matrix(layer, "out", hidden, shape_.query_width());
+      l.gate_up = matrix(layer, "gate_up", divided_up(inner, kColumns / 2) * kColumns, hidden);
+      l.down = matrix(layer, "down", hidden, inner);
+      made.push_back(l);
+    }
+    Ends e = {};
+    e.embedding = ends.count("embedding") ? ends.at("embedding").data_ptr() : nullptr;
+    e.head = matrix(ends, "head", shape_.vocab_size, hidden);
+    e.norm = floats(ends, "norm", hidden);
+    e.frequencies = floats(ends, "frequencies", shape_.head_dim / 2);
+    e.magnitude = float(shape.at("rope_magnitude"));
+    decoder_ = std::make_unique<Decoder<T>>(shape_, std::move(made), e, team_);
+  }
+
+  // segments: int32 [4, s], the slots, starts, lengths and first rows. tokens: int32 [3, n], ids, positions and out_loc.
+  // sampled: int32 [3, r]: rows, the logits' rows they are kept in (or -1), and room for the tokens.
+  void run(TensorView segments, TensorView tokens, TensorView page_table, int64_t page_size, TensorView keys,
+           TensorView values, TensorView sampled, TensorView logits) {
+    check(segments.ndim() == 2 && tokens.ndim() == 2 && page_table.ndim() == 2, "the step's arrays have the wrong shapes");
+    int64_t s = segments.size(1), n = tokens.size(1), num_pages = page_table.size(1);
+    const int32_t* seg = int32s(segments, 4 * s, "segments must be int32 [4, s]");
+    const int32_t* token = int32s(tokens, 3 * n, "tokens must be int32 [3, n]");
+    const int32_t* table = int32s(page_table, page_table.numel(), "page_table must be int32");
+    Pool<T> pool = pool_of(keys, values);
+    for (int64_t i = 0; i < n; i++) {
+      check(0 <= token[i] && token[i] < shape_.vocab_size, "a token id is not in the vocabulary");
+      check(0 <= token[2 * n + i] && token[2 * n + i] < pool.num_cells, "an out_loc is not in the pool");
+    }
+    Step step = {n, token, token + n, token + 2 * n, {}};
+    cells_.clear();
+    std::vector<int64_t> places;
+    for (int64_t i = 0; i < s; i++) {
+      places.push_back(int64_t(cells_.size()));
+      int64_t slot = seg[i], end = seg[s + i] + seg[2 * s + i], row = seg[3 * s + i];
+      check(0 <= slot && slot < page_table.size(0) && 0 <= seg[s + i] && 0 < seg[2 * s + i] && end <= num_pages * page_size &&
+                0 <= row && row + seg[2 * s + i] <= n,
+            "a segment is not within its slot or the step");
+      for (int64_t page = 0; page * page_size < end; page++) {
+        int64_t first = int64_t(table[slot * num_pages + page]) * page_size;
+        check(0 <= first && first + page_size <= pool.num_cells, "a page is not in the pool");
+        for (int64_t offset = 0; offset < std::min(page_size, end - page * page_size); offset++)
+          cells_.push_back(int32_t(first + offset));
+      }
+    }
+    for (int64_t i = 0; i < s; i++)
+      step.segments.push_back({seg[3 * s + i], seg[s + i], seg[2 * s + i], cells_.data() + places[i]});
+    decoder_->run(step, pool, asked(sampled, logits, n));
+  }
+
+  // As run's last two, for any rows of the last step.
+  void answer(TensorView sampled, TensorView logits) { decoder_->answer(asked(sampled, logits, decoder_->num_rows())); }
+
+ private:
+  static int64_t number(const Map<String, double>& shape, const char* name) { return int64_t(shape.at(name)); }
+
+  static const float* floats(const Tensors& from, const char* name, int64_t size, bool optional = false) {
+    if (optional && !from.count(name)) return nullptr;
+    Tensor t = from.at(name);
+    check(is_float32(t) && t.IsContiguous() && t.numel() == size, name);
+    return (const float*)t.data_ptr();
+  }
+
+  static Matrix matrix(const Tensors& from, const std::string& name, int64_t out_features, int64_t in_features) {
+    Tensor t = from.at(name);
+    check(t.ndim() == 3 && t.IsContiguous() && t.dtype().bits == 32 && t.size(0) == divided_up(out_features, kColumns) &&
+              t.size(1) == words_of<T>(in_features) && t.size(2) == kColumns,
+          name.c_str());
+    return {(const uint32_t*)t.data_ptr(), floats(from, (name + "_bias").c_str(), out_features, true), out_features,
+            in_features};
+  }
+
+  Pool<T> pool_of(TensorView keys, TensorView values) {
+    check(keys.ndim() == 4 && keys.IsContiguous() && values.IsContiguous() && keys.size(0) == int64_t(layers_.size()) &&
+              keys.size(1) == shape_.num_kv_heads && keys.size(3) == shape_.head_dim && keys.numel() == values.numel() &&
+              keys.dtype().bits == 8 * int(sizeof(typename T::Element)),
+          "keys and values must be [num_layers, num_kv_heads, num_cells, head_dim] of the model's dtype");
+    return {(typename T::Element*)keys.data_ptr(), (typename T::Element*)values.data_ptr(), keys.size(1), keys.size(2),
+            keys.size(3)};
+  }
+
+  Asked asked(TensorView sampled, TensorView logits, int64_t num_rows) {
+    check(sampled.ndim() == 2 && logits.ndim() == 2 && logits.size(1) == shape_.vocab_size && is_float32(logits) &&
+              logits.IsContiguous(),
+          "logits must be float32 [kept, vocab_size]");
+    int64_t r = sampled.size(1);
+    const int32_t* rows = int32s(sampled, 3 * r, "sampled must be int32 [3, r]");
+    for (int64_t i = 0; i < r; i++)
+      check(0 <= rows[i] && rows[i] < num_rows && -1 <= rows[r + i] && rows[r + i] < logits.size(0),
+            "a sampled row is not in the step or its logits have no room");
+    return {r, rows, rows + r, (int32_t*)sampled.data_ptr() + 2 * r, (float*)logits.data_ptr()};
+  }
+
+  Tensors ends_;  // these two keep the weights alive
+  Array<Tensors> layers_;
+  Team team_;
+  Shape shape_;
+  std::vector<int32_t> cells_;
+  std::unique_ptr<Decoder<T>> decoder_;
+};
+
+template <class T>
+Map<String, Function> functions_of(Map<String, double> shape, Tensors ends, Array<Tensors> layers, Array<int64_t> cpus) {
+  auto model = std::make_shared<Model<T>>(shape, ends, layers, cpus);
+  Map<String, Function> functions;
+  functions.Set("run", Function::FromTyped([model](TensorView segments, TensorView tokens, TensorView page_table,
+                                                   int64_t page_size, TensorView keys, TensorView values,
+                                                   TensorView sampled, TensorView logits) {
+    model->run(segments, tokens, page_table, page_size, keys, values, sampled, logits);
+  }));
+  functions.Set("answer", Function::FromTyped([model](TensorView sampled, TensorView logits) {
+    model->answer(sampled, logits);
+  }));
+  return functions;
+}
+
+// A model's functions, which hold its weights and its threads; both end with the last of them.
+Map<String, Function> make_decoder(bool bfloat16, Map<String, double> shape, Tensors ends, Array<Tensors> layers,
+                                   Array<int64_t> cpus) {
+  return bfloat16 ? functions_of<BFloat16>(shape, ends, layers, cpus) : functions_of<Float32>(shape, ends, layers, cpus);
+}
+
+}  // namespace
+}  // namespace tandem
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(pack, tandem::pack);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(use_large_pages, tandem::use_large_pages);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(make_decoder, tandem::make_decoder);

@@ -1,0 +1,62 @@
+// Products of activations with a model's packed weights, y = x Wᵀ + b. Rules: see product.h.
+#pragma once
+
+#include "product.h"
+#include "team.h"
+
+namespace tandem {
+
+constexpr int64_t kRowBlockBytes = 512 << 10;  // of activations, kept in L2 while weights pass by
+
+// A weight [out_features, in_features] in its packed layout, with its bias or null.
+struct Matrix {
+  const uint32_t* packed = nullptr;
+  const float* bias = nullptr;
+  int64_t out_features = 0, in_features = 0;
+};
+
+// Within a team's `run`: x Wᵀ + b of num_rows rows, 32 columns at a time: finish(rank, row, column, sums), where sums[32] are
+// the columns from `column` on, of which those past out_features are nobody's. Each weight comes from memory once per block of
+// rows.
+template <class T, class Finish>
+void multiply(Team& team, int rank, const Matrix& weight, RowWords x, int64_t num_rows, Finish&& finish) {
+  int64_t words = words_of<T>(weight.in_features), num_blocks = divided_up(weight.out_features, kColumns);
+  int64_t block_rows = std::max<int64_t>(kRowBlockBytes / (words * 4) / kMaxRows, 1) * kMaxRows;
+  team.share(rank, divided_up(num_rows, block_rows) * num_blocks, [&](int64_t item) {
+    int64_t first = item / num_blocks * block_rows, block = item % num_blocks, column = block * kColumns;
+    float bias[kColumns] = {};
+    if (weight.bias != nullptr)
+      std::copy_n(weight.bias + column, std::min(kColumns, weight.out_features - column), bias);
+    block_product<T>(weight.packed + block * words * kColumns, words, {x.words + first * x.stride, x.stride},
+                     std::min(block_rows, num_rows - first), [&](int64_t row, int count, float(*sums)[kColumns]) {
+                       for (int r = 0; r < count; r++) {
+                         if (weight.bias != nullptr)
+                           for (int c = 0; c < kColumns; c++) sums[r][c] += bias[c];
+                         finish(first + row + r, column, sums[r]);
+                       }
+                     });
+  });
+}
+
+// Rows [first, first + num_rows) of a matrix, `width` bytes each, laid into its packed form word by word.
+inline void pack_rows(const char* rows, int64_t first, int64_t num_rows, int64_t width, uint32_t* packed) {
+  constexpr int64_t kStrip = 16;  // words of a row at a time, one cache line
+  int64_t words = divided_up(width, 4);
+  for (int64_t k = 0; k < words; k += kStrip)
+    for (int64_t r = first; r < first + num_rows; r++) {
+      uint32_t line[kStrip] = {};
+      std::memcpy(line, rows + (r - first) * width + k * 4, std::min<int64_t>(sizeof line, width - k * 4));
+      uint32_t* to = packed + (r / kColumns * words + k) * kColumns + r % kColumns;
+      for (int64_t i = 0; i < std::min(kStrip, words - k); i++) to[i * kColumns] = line[i];
+    }
+}
+
+// Row `index` of a packed matrix, `width` bytes.
+inline void unpack_row(const uint32_t* packed, int64_t index, int64_t width, char* to) {
+  int64_t words = divided_up(width, 4);
+  const uint32_t* from = packed + index / kColumns * words * kColumns + index % kColumns;
+  for (int64_t k = 0; k < words; k++)
+    std::memcpy(to + k * 4, from + k * kColumns, std::min<int64_t>(4, width - k * 4));
+}
+
+}  // namespace tandem

@@ -1,0 +1,121 @@
+// What is computed on a row by itself: norms, rotation, and the formats rows are kept in.
+//
+// What a change must not break: a row's result depends on that row only, and sums are taken in one fixed order.
+#pragma once
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <new>
+
+#include "product.h"
+
+namespace tandem {
+
+// Memory that grows and is not kept when it does.
+template <class Element>
+class Buffer {
+ public:
+  Element* data() { return data_.get(); }
+  Element& operator[](int64_t index) { return data_.get()[index]; }
+
+  // `size` elements of zero.
+  void assign(int64_t size) {
+    reserve(size);
+    std::fill_n(data(), size, Element{});
+  }
+
+  void reserve(int64_t size) {
+    if (size <= size_) return;
+    data_.reset();
+    size_t bytes = divided_up(size * int64_t(sizeof(Element)), 64) * 64;
+    data_.reset(static_cast<Element*>(std::aligned_alloc(64, bytes)));
+    if (data_ == nullptr) throw std::bad_alloc();
+    size_ = size;
+  }
+
+ private:
+  struct Free {
+    void operator()(Element* data) const { std::free(data); }
+  };
+  std::unique_ptr<Element, Free> data_;
+  int64_t size_ = 0;
+};
+
+// Activations in the model's format, a row per token, padded as RowWords has it.
+template <class T>
+class Rows {
+ public:
+  using Element = typename T::Element;
+
+  void reserve(int64_t num_rows, int64_t width) {
+    width_ = width;
+    stride_ = divided_up(words_of<T>(width), 16) * 16 + 16;
+    words_.reserve(num_rows * stride_);
+  }
+
+  int64_t width() const { return width_; }
+  RowWords words() { return {words_.data(), stride_}; }
+  Element* row(int64_t index) { return (Element*)(words_.data() + index * stride_); }
+
+  // The half word beside the last element of a row of odd width must not count.
+  void pad(int64_t index) {
+    if (width_ % T::kPerWord) row(index)[width_] = 0;
+  }
+
+ private:
+  Buffer<uint32_t> words_;
+  int64_t width_ = 0, stride_ = 0;
+};
+
+// The elements [0, width) in turn, a register at a time and the rest one by one: vector(i), then scalar(i).
+template <class Vector, class Scalar>
+void along(int64_t width, Vector&& vector, Scalar&& scalar) {
+  int64_t i = 0;
+  for (; i + kLanes <= width; i += kLanes) vector(i);
+  for (; i < width; i++) scalar(i);
+}
+
+inline float sum_of_squares(const float* x, int64_t width) {
+  Floats squares = {};
+  float rest = 0;
+  along(width, [&](int64_t i) { squares += load<Floats>(x + i) * load<Floats>(x + i); }, [&](int64_t i) { rest += x[i] * x[i]; });
+  return sum(squares) + rest;
+}
+
+// x scaled to a mean square of one, weighted. Source: RMSNorm (arXiv 1910.07467).
+inline void norm(const float* x, const float* weight, int64_t width, float eps, float* out) {
+  float scale = 1.0f / std::sqrt(sum_of_squares(x, width) / float(width) + eps);
+  along(width, [&](int64_t i) { store(out + i, load<Floats>(x + i) * scale * load<Floats>(weight + i)); },
+        [&](int64_t i) { out[i] = x[i] * scale * weight[i]; });
+}
+
+template <class T>
+void widen(const typename T::Element* from, int64_t width, float* to) {
+  along(width, [&](int64_t i) { store(to + i, T::widen(from + i)); }, [&](int64_t i) { to[i] = T::widen(from[i]); });
+}
+
+template <class T>
+void narrow(const float* from, int64_t width, typename T::Element* to) {
+  along(width, [&](int64_t i) { T::narrow(to + i, load<Floats>(from + i)); }, [&](int64_t i) { to[i] = T::narrow(from[i]); });
+}
+
+// A head turned by its position's angles, halves against each other. cos, sin: [width / 2]. Source: RoPE (arXiv 2104.09864).
+inline void rotate(float* head, int64_t width, const float* cos, const float* sin) {
+  int64_t half = width / 2;
+  float *first = head, *second = head + half;
+  along(
+      half,
+      [&](int64_t i) {
+        Floats a = load<Floats>(first + i), b = load<Floats>(second + i), c = load<Floats>(cos + i), s = load<Floats>(sin + i);
+        store(first + i, a * c - b * s);
+        store(second + i, b * c + a * s);
+      },
+      [&](int64_t i) {
+        float a = first[i], b = second[i];
+        first[i] = a * cos[i] - b * sin[i];
+        second[i] = b * cos[i] + a * sin[i];
+      });
+}
+
+}  // namespace tandem

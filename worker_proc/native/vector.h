@@ -1,0 +1,166 @@
+// Registers of 32-bit words, and the two number formats that the kernels compute in.
+//
+// Built once for the processor at hand. TANDEM_VECTOR_BYTES: 64, 32 or 16, the width of a register.
+// TANDEM_DOT_BF16: whether it multiplies pairs of bfloat16 itself (AVX512_BF16).
+//
+// Operands of products are seen as words. A word is two neighbouring k of a bfloat16 row (the even one in the low half; an odd
+// row is padded with zero) or one k of a float32 row.
+#pragma once
+
+#if TANDEM_DOT_BF16
+#include <immintrin.h>
+#endif
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+namespace tandem {
+
+constexpr int kLanes = TANDEM_VECTOR_BYTES / 4;  // words of a register
+
+using Floats = float __attribute__((vector_size(TANDEM_VECTOR_BYTES)));
+using Words = uint32_t __attribute__((vector_size(TANDEM_VECTOR_BYTES)));
+using Ints = int32_t __attribute__((vector_size(TANDEM_VECTOR_BYTES)));
+
+template <class Vector>
+Vector load(const void* from) {
+  Vector value;
+  std::memcpy(&value, from, sizeof value);
+  return value;
+}
+
+template <class Vector>
+void store(void* to, Vector value) {
+  std::memcpy(to, &value, sizeof value);
+}
+
+inline Floats splat(float value) { return value - Floats{}; }
+
+inline float as_float(uint32_t word) {
+  float value;
+  std::memcpy(&value, &word, 4);
+  return value;
+}
+
+inline uint32_t as_word(float value) {
+  uint32_t word;
+  std::memcpy(&word, &value, 4);
+  return word;
+}
+
+inline int64_t divided_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Lanes where the mask is all ones from `yes`, elsewhere from `no`.
+inline Floats select(Ints mask, Floats yes, Floats no) { return (Floats)((mask & (Ints)yes) | (~mask & (Ints)no)); }
+
+inline Floats larger(Floats a, Floats b) { return select(a > b, a, b); }
+
+// Halves folded onto each other until one lane is left: always the same order.
+template <class Fold>
+float fold(Floats value, Fold&& two) {
+  float lanes[kLanes];
+  store(lanes, value);
+  for (int width = kLanes / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; i++) lanes[i] = two(lanes[i], lanes[i + width]);
+  return lanes[0];
+}
+
+inline float sum(Floats value) {
+  return fold(value, [](float a, float b) { return a + b; });
+}
+
+inline float largest(Floats value) {
+  return fold(value, [](float a, float b) { return a > b ? a : b; });
+}
+
+// 2^x, to about 2 units in the last place; 0 below 2^-126, -inf included.
+//
+// x = n + f, n whole and f in [-1/2, 1/2]: the Taylor series of 2^f, whose exponent n is then added to.
+inline Floats exp2(Floats x) {
+  constexpr float kWhole = 12582912.0f;  // 1.5 · 2^23: adding it leaves a float's whole part in its low bits
+  Ints below = x < splat(-126.0f);
+  Floats shifted = larger(x, splat(-126.0f)) + kWhole;
+  Floats f = larger(x, splat(-126.0f)) - (shifted - kWhole);
+  Floats power = splat(1.5403530e-4f);
+  power = power * f + 1.3333558e-3f;
+  power = power * f + 9.6181291e-3f;
+  power = power * f + 5.5504109e-2f;
+  power = power * f + 2.4022651e-1f;
+  power = power * f + 6.9314718e-1f;
+  power = power * f + 1.0f;
+  Floats scaled = (Floats)((Ints)power + ((Ints)shifted << 23));
+  return select(below, Floats{}, scaled);
+}
+
+constexpr float kLog2E = 1.4426950408889634f;
+
+// x · sigmoid(x)
+inline Floats silu(Floats x) { return x / (1.0f + exp2(larger(x, splat(-80.0f)) * -kLog2E)); }
+
+struct Float32 {
+  using Element = float;
+  static constexpr int kPerWord = 1;
+  static float widen(float value) { return value; }
+  static float narrow(float value) { return value; }
+  static Floats widen(const float* from) { return load<Floats>(from); }
+  static void narrow(float* to, Floats value) { store(to, value); }
+  // Weights of one k (or pair of k) in the form that `add` takes, and the sum with one more product.
+  struct Loaded {
+    Floats value;
+  };
+  static Loaded loaded(Words weights) { return {(Floats)weights}; }
+  static Floats add(Floats sum, const Loaded& weights, uint32_t activation) {
+    return sum + weights.value * as_float(activation);
+  }
+};
+
+struct BFloat16 {
+  using Element = uint16_t;
+  static constexpr int kPerWord = 2;
+  using Halves = uint16_t __attribute__((vector_size(TANDEM_VECTOR_BYTES / 2)));
+
+  static float widen(uint16_t value) { return as_float(uint32_t(value) << 16); }
+  static Floats widen(const uint16_t* from) {
+    return (Floats)(__builtin_convertvector(load<Halves>(from), Words) << 16);
+  }
+  // To nearest, ties to even; NaN stays NaN.
+  static uint16_t narrow(float value) {
+    uint32_t word = as_word(value);
+    uint32_t rounded = word + 0x7fff + ((word >> 16) & 1);
+    return uint16_t(((word & 0x7fffffff) > 0x7f800000 ? word | 0x400000 : rounded) >> 16);
+  }
+  static void narrow(uint16_t* to, Floats value) {
+    Words words = (Words)value;
+    Words rounded = words + 0x7fff + ((words >> 16) & 1);
+    Ints nan = value != value;
+    Words kept = ((Words)nan & (words | 0x400000)) | (~(Words)nan & rounded);
+    store(to, __builtin_convertvector(kept >> 16, Halves));
+  }
+#if TANDEM_DOT_BF16
+  struct Loaded {
+    __m512bh pairs;
+  };
+  static Loaded loaded(Words weights) { return {(__m512bh)weights}; }
+  static Floats add(Floats sum, const Loaded& weights, uint32_t activations) {
+    return _mm512_dpbf16_ps(sum, weights.pairs, (__m512bh)_mm512_set1_epi32(int(activations)));
+  }
+#else
+  struct Loaded {
+    Floats even, odd;
+  };
+  static Loaded loaded(Words weights) { return {(Floats)(weights << 16), (Floats)(weights & 0xffff0000u)}; }
+  static Floats add(Floats sum, const Loaded& weights, uint32_t activations) {
+    sum = sum + weights.even * as_float(activations << 16);
+    return sum + weights.odd * as_float(activations & 0xffff0000u);
+  }
+#endif
+};
+
+template <class T>
+int64_t words_of(int64_t features) {
+  return divided_up(features, T::kPerWord);
+}
+
+}  // namespace tandem
