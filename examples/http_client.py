@@ -1,6 +1,6 @@
 """Talk to a running server with OpenAI's own client:  python examples/http_client.py URL
 
-Start the server with `python launch.py`, which prints the URL. `pip install openai` brings the client.
+Start the server with `python launch.py`, which prints the URL. The client: `pip install openai`.
 """
 
 import argparse
