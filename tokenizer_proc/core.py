@@ -355,7 +355,8 @@ class TokenizerCore:
 
     def _on_prompt_logprobs(self, live: LiveRequest, news: PromptLogprobs) -> None:
         live.prompt_logprobs.append(self._spelled(news.logprobs))
-        self._to_client(live.client, Chunks(items=(live.take_chunk(None),)))
+        if live.credit.take(self._ticks):
+            self._to_client(live.client, Chunks(items=(live.take_chunk(None),)))
 
     def _entries(
         self, batch: TokenBatch

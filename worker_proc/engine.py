@@ -1,6 +1,5 @@
 """From a StepPlan to its tokens: the worker's core, without sockets, clock or threads."""
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,8 +15,9 @@ from runtime.types import IntArray
 from worker_proc.answer import NOTHING, Answer
 from worker_proc.batch import make_batch
 from worker_proc.checkpoint import Checkpoint, DummyCheckpoint, SafetensorsCheckpoint, Weights
-from worker_proc.computation import Computation, NoKernels
+from worker_proc.computation import Computation
 from worker_proc.gguf_checkpoint import GgufCheckpoint, read_gguf_config
+from worker_proc.kernels import native_kernels
 from worker_proc.kv_pool import bytes_per_page
 from worker_proc.logprobs import logprobs_of
 from worker_proc.machine import free_memory_bytes, resolve_dtype
@@ -30,8 +30,6 @@ from worker_proc.threads import cpus_for, physical_cores
 from worker_proc.torch_computation import TorchComputation
 
 _MAX_CELLS = 2**31 - 1
-
-log = logging.getLogger(__name__)
 
 
 class Engine:
@@ -151,25 +149,13 @@ class _Run:
 def _computation(
     config: ModelConfig, family: Family, weights: Weights, num_threads: int
 ) -> Computation:
-    """By the native kernels, or by torch where they can't be had: the log says why.
+    kernels = native_kernels(kernels_choice())
+    if kernels is not None:
+        from worker_proc.native.computation import NativeComputation
 
-    Raises ConfigError where the processor can't run the kernels that are asked for.
-    """
-    chosen = kernels_choice()
-    if chosen != "torch":
-        try:
-            from worker_proc.native import build
-            from worker_proc.native.computation import NativeComputation
-
-            variant = build.pick(chosen)
-            kernels = build.load(variant)
-        except (ImportError, NoKernels) as e:
-            log.warning("computing with torch, slower than native kernels: %s", e)
-        else:
-            # The kernels have threads of their own: torch's would stand in their way.
-            torch.set_num_threads(1)
-            cpus = cpus_for(num_threads)
-            return NativeComputation(kernels, variant.name, config, weights, cpus, num_threads)
+        # The kernels have threads of their own: torch's would stand in their way.
+        torch.set_num_threads(1)
+        return NativeComputation(kernels, config, weights, cpus_for(num_threads), num_threads)
     torch.set_num_threads(num_threads)
     with torch.inference_mode():
         return TorchComputation(config, family.build(config, weights), weights.dtype)

@@ -5,18 +5,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from tvm_ffi import Module
 
 from runtime.errors import InternalError
 from runtime.types import BoolArray, IntArray
 from worker_proc.batch import Batch
 from worker_proc.checkpoint import Weights
 from worker_proc.computation import Outcome
+from worker_proc.kernels import Kernels
 from worker_proc.model_config import ModelConfig
 from worker_proc.native.linear import Packer, interleaved
+from worker_proc.native.memory import large
 from worker_proc.rope import inverse_frequencies, magnitude
 from worker_proc.slots import SlotTables
 
+_BLOCK_CELLS = 64
 _Tensors = dict[str, torch.Tensor]
 
 
@@ -27,18 +29,18 @@ class NativeComputation:
 
     def __init__(
         self,
-        kernels: Module,
-        name: str,
+        kernels: Kernels,
         config: ModelConfig,
         weights: Weights,
         cpus: Sequence[int],
         num_threads: int,
     ) -> None:
-        """Packs every weight. name: of the kernels' variant. cpus: one per thread, or empty."""
-        self.name = name
+        """Packs every weight. cpus: one per thread, or empty: the system decides."""
+        self.name = kernels.name
+        self._kernels = kernels.module
         self._config = config
         self._dtype = weights.dtype
-        loader = _Loader(Packer(kernels, num_threads), config, weights)
+        loader = _Loader(Packer(kernels.module, num_threads), config, weights)
         layers = [loader.layer(i) for i in range(config.num_layers)]
         shape = {
             "num_threads": num_threads,
@@ -51,7 +53,7 @@ class NativeComputation:
             "rms_norm_eps": config.rms_norm_eps,
             "rope_magnitude": magnitude(config.rope_scaling),
         }
-        functions = kernels.make_decoder(
+        functions = kernels.module.make_decoder(
             weights.dtype == torch.bfloat16,
             {key: float(value) for key, value in shape.items()},
             loader.ends(),
@@ -67,9 +69,10 @@ class NativeComputation:
 
     def begin(self, tables: SlotTables, num_pages: int, page_size: int) -> None:
         config = self._config
-        shape = (config.num_layers, config.num_kv_heads, num_pages * page_size, config.head_dim)
-        self._keys = torch.empty(shape, dtype=self._dtype)
-        self._values = torch.empty(shape, dtype=self._dtype)
+        blocks = -(-num_pages * page_size // _BLOCK_CELLS)
+        cells = (blocks, config.num_kv_heads, _BLOCK_CELLS, config.head_dim)
+        self._keys = large(self._kernels, (config.num_layers, *cells), self._dtype)
+        self._values = large(self._kernels, (config.num_layers, *cells), self._dtype)
         self._tables = tables
         self._page_table = torch.from_numpy(tables.page_table)
         self._page_size = page_size
@@ -97,7 +100,7 @@ class NativeComputation:
         return logits
 
     def pool(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Both [num_layers, num_kv_heads, num_cells, head_dim]."""
+        """Both [num_layers, blocks of 64 cells, num_kv_heads, 64, head_dim]."""
         return self._keys, self._values
 
     def _room(self, rows: IntArray, wanted: BoolArray) -> tuple[torch.Tensor, torch.Tensor]:

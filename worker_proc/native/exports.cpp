@@ -70,6 +70,40 @@ void pack(TensorView weight, int64_t first, TensorView packed, int64_t num_threa
   });
 }
 
+// x: [n, in_features] -> out: [n, out_features], of x's dtype. bias: float32 [out_features], or of no element. For tests: a model
+// computes its products within a step.
+template <class T>
+void linear_of(TensorView x, TensorView packed, TensorView bias, TensorView out, int64_t num_threads) {
+  Matrix weight = {(const uint32_t*)packed.data_ptr(), bias.numel() == 0 ? nullptr : (const float*)bias.data_ptr(), out.size(1),
+                   x.size(1)};
+  using Element = typename T::Element;
+  Rows<T> rows;
+  rows.reserve(x.size(0), x.size(1));
+  for (int64_t row = 0; row < x.size(0); row++) {
+    std::copy_n((const Element*)x.data_ptr() + row * x.size(1), x.size(1), rows.row(row));
+    rows.pad(row);
+  }
+  Team team(int(num_threads), {});
+  team.run([&](int rank) {
+    multiply<T>(team, rank, weight, rows.words(), x.size(0), [&](int64_t row, int64_t column, const float* sums) {
+      int64_t count = std::min(kColumns, out.size(1) - column);
+      narrow<T>(sums, count, (Element*)out.data_ptr() + row * out.size(1) + column);
+    });
+  });
+}
+
+void linear(TensorView x, TensorView packed, TensorView bias, TensorView out, int64_t num_threads) {
+  check(x.ndim() == 2 && out.ndim() == 2 && x.size(0) == out.size(0) && x.IsContiguous() && out.IsContiguous() &&
+            x.dtype() == out.dtype(),
+        "x and out must be contiguous, of one dtype, and have as many rows");
+  check(packed.ndim() == 3 && packed.IsContiguous() && packed.size(0) == divided_up(out.size(1), kColumns) &&
+            packed.size(1) == words_of_dtype(x, x.size(1)) && packed.size(2) == kColumns && packed.dtype().bits == 32,
+        "the packed weights have another shape or dtype than x and out");
+  check(bias.numel() == 0 || (is_float32(bias) && bias.numel() == out.size(1) && bias.IsContiguous()),
+        "bias must be float32, as wide as out");
+  (is_bfloat16(x) ? linear_of<BFloat16> : linear_of<Float32>)(x, packed, bias, out, num_threads);
+}
+
 template <class T>
 class Model {
  public:
@@ -113,7 +147,7 @@ class Model {
     Pool<T> pool = pool_of(keys, values);
     for (int64_t i = 0; i < n; i++) {
       check(0 <= token[i] && token[i] < shape_.vocab_size, "a token id is not in the vocabulary");
-      check(0 <= token[2 * n + i] && token[2 * n + i] < pool.num_cells, "an out_loc is not in the pool");
+      check(0 <= token[2 * n + i] && token[2 * n + i] < pool.num_cells(), "an out_loc is not in the pool");
     }
     Step step = {n, token, token + n, token + 2 * n, {}};
     cells_.clear();
@@ -126,9 +160,9 @@ class Model {
             "a segment is not within its slot or the step");
       for (int64_t page = 0; page * page_size < end; page++) {
         int64_t first = int64_t(table[slot * num_pages + page]) * page_size;
-        check(0 <= first && first + page_size <= pool.num_cells, "a page is not in the pool");
+        check(0 <= first && first + page_size <= pool.num_cells(), "a page is not in the pool");
         for (int64_t offset = 0; offset < std::min(page_size, end - page * page_size); offset++)
-          cells_.push_back(int32_t(first + offset));
+          cells_.push_back(int32_t(pool.row(first + offset)));
       }
     }
     for (int64_t i = 0; i < s; i++)
@@ -159,12 +193,14 @@ class Model {
   }
 
   Pool<T> pool_of(TensorView keys, TensorView values) {
-    check(keys.ndim() == 4 && keys.IsContiguous() && values.IsContiguous() && keys.size(0) == int64_t(layers_.size()) &&
-              keys.size(1) == shape_.num_kv_heads && keys.size(3) == shape_.head_dim && keys.numel() == values.numel() &&
-              keys.dtype().bits == 8 * int(sizeof(typename T::Element)),
-          "keys and values must be [num_layers, num_kv_heads, num_cells, head_dim] of the model's dtype");
+    check(keys.ndim() == 5 && keys.IsContiguous() && values.IsContiguous() && keys.size(0) == int64_t(layers_.size()) &&
+              keys.size(2) == shape_.num_kv_heads && keys.size(3) == Pool<T>::kCells && keys.size(4) == shape_.head_dim &&
+              keys.numel() == values.numel() && keys.dtype().bits == 8 * int(sizeof(typename T::Element)) &&
+              keys.size(1) * keys.size(2) * keys.size(3) <= std::numeric_limits<int32_t>::max(),
+          "keys and values must be [num_layers, blocks, num_kv_heads, 64, head_dim] of the model's dtype, with less than 2^31"
+          " rows a layer");
     return {(typename T::Element*)keys.data_ptr(), (typename T::Element*)values.data_ptr(), keys.size(1), keys.size(2),
-            keys.size(3)};
+            keys.size(4)};
   }
 
   Asked asked(TensorView sampled, TensorView logits, int64_t num_rows) {
@@ -213,4 +249,5 @@ Map<String, Function> make_decoder(bool bfloat16, Map<String, double> shape, Ten
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(pack, tandem::pack);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(use_large_pages, tandem::use_large_pages);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(linear, tandem::linear);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(make_decoder, tandem::make_decoder);

@@ -1,6 +1,7 @@
 """Incremental decoding, piece by piece, on texts that are hard to cut."""
 
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -111,6 +112,24 @@ def test_llama_text_loses_its_prefix_space_and_no_other() -> None:
     pieces = stream(tokenizer, tokenizer.encode(text).tolist())
     assert "".join(pieces) == text
     assert pieces[-1] == ""
+
+
+def test_a_long_text_lets_other_threads_run() -> None:
+    """The library's call for one text keeps the interpreter, and everybody waited all the same."""
+    tokenizer = small.wrap(small.llama_style())
+    text = "the quick brown fox and the lazy dog " * 20_000
+    ids = tokenizer.encode(text)
+    results: list[Any] = []
+    for work in (lambda: tokenizer.encode(text), lambda: tokenizer.decode(ids)):
+        thread = threading.Thread(target=lambda work=work: results.append(work()))  # type: ignore[misc]
+        thread.start()
+        turns = 0
+        while thread.is_alive():
+            turns += 1
+            thread.join(0.0005)
+        assert turns > 3
+    assert results[0].tolist() == ids.tolist()
+    assert results[1] == text
 
 
 def calls_of(work: Callable[[], object]) -> int:
