@@ -18,6 +18,7 @@ from http_proc.calls import Calls
 from http_proc.health import Health
 from http_proc.link import Link
 from http_proc.listening import BACKLOG, bound_socket, is_loopback, url_of
+from http_proc.protocol import Protocol
 from http_proc.routes import Front
 from runtime.errors import ProcessDied
 from runtime.messages import Begin, Drain, Silent
@@ -56,7 +57,7 @@ class Service:
         self._server = uvicorn.Server(
             uvicorn.Config(
                 application(front, options.api_key),
-                http="httptools",
+                http=Protocol,
                 ws="none",
                 lifespan="off",
                 log_config=None,

@@ -382,6 +382,24 @@ def test_a_body_in_chunks_is_limited_too(url: str) -> None:
         assert peer.until(b"\r\n").startswith(b"HTTP/1.1 413")
 
 
+def test_what_is_no_request_is_refused_in_the_same_shape(url: str) -> None:
+    endless = b"GET /health HTTP/1.1\r\n" + b"a: " + b"b" * 200_000
+    for sent, status in ((b"nonsense\r\n\r\n", b"400"), (endless, b"431")):
+        with HttpPeer(url) as peer:
+            peer.send(sent[:100_000])
+            if status == b"431":
+                peer.send(sent[100_000:])
+            head, _, body = peer.rest().partition(b"\r\n\r\n")
+        assert head.split()[1] == status
+        assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
+    with HttpPeer(url) as peer:  # many requests on one connection are not one long head
+        for _ in range(4):
+            peer.post("/tokenize", {"prompt": "a" * 20_000})
+            assert peer.until(b"\r\n").startswith(b"HTTP/1.1 200")
+            peer.until(b"max_model_len")
+            peer.until(b"}")
+
+
 def test_the_key_is_asked_for() -> None:
     with simulated_server(http=True, http_port=0, api_key="sesame") as server:
         url = str(server.http_url)
