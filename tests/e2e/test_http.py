@@ -1,5 +1,7 @@
 """HTTP as the official OpenAI client uses it, streamed and whole, against a worker that echoes."""
 
+import asyncio
+import contextlib
 import json
 import re
 from collections.abc import Iterator
@@ -9,9 +11,12 @@ import openai
 import pytest
 from openai import OpenAI
 
+from http_proc.link import Link
+from runtime import LLM
+from runtime.errors import ConnectionLost
 from runtime.server import Server
 from runtime.sync_client import Client
-from tests.fakes import SLOW_ECHO, HttpPeer, get, simulated_server, until
+from tests.fakes import ECHO, SLOW_ECHO, HttpPeer, get, simulated_server, until
 
 PROMPT = "one two three"
 MODEL = "SmolLM2-135M-Instruct"
@@ -445,3 +450,30 @@ def test_a_running_request_is_aborted_by_either_of_its_ids() -> None:
                 assert post(url, "/abort", {"request_id": name}) == (200, {"aborted": 1})
                 assert list(chunks)[-1].choices[0].finish_reason == "abort"
         assert post(url, "/abort", {"request_id": "mine"}) == (200, {"aborted": 0})
+
+
+def test_a_script_serves_http_only_if_asked_to() -> None:
+    worker = " ".join(ECHO)
+    with LLM(simulated=worker) as llm:
+        assert llm.http_url is None
+        assert "http" not in llm.pids
+    with LLM(simulated=worker, http_port=0) as llm:
+        assert get(f"{llm.http_url}/health")[0] == 200
+        assert "http" in llm.pids
+
+
+def test_a_lost_connection_to_the_tokenizer_is_made_anew(server: Server) -> None:
+    async def lose() -> None:
+        link = await Link.connect(server.endpoint, 10)
+        lost = link.client
+        lost._connections[0]._break(ConnectionLost("cut for a test"))
+        async with asyncio.timeout(20):
+            while True:
+                with contextlib.suppress(ConnectionLost):
+                    if link.client is not lost:
+                        break
+                await asyncio.sleep(0.01)
+        assert await link.client.tokenize("a")
+        await link.close()
+
+    asyncio.run(lose())
