@@ -50,11 +50,12 @@ class CompletionLogprobs(ChatLogprobs):
 
     def shown(self, of: Output | Chunk) -> Json:
         shown: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-        if self._first_token is not None and of.prompt_logprobs is not None:
+        if self._first_token is not None:
             if not self._has_begun:
                 self._has_begun = True
                 self._add(shown, self._first_token, None, None)
-            self._add_all(shown, of.prompt_logprobs)
+            if of.prompt_logprobs is not None:
+                self._add_all(shown, of.prompt_logprobs)
         if of.logprobs is not None:
             self._add_all(shown, of.logprobs)
         return shown

@@ -172,6 +172,41 @@ def test_token_ids_are_returned_where_asked_for(api: OpenAI, server: Server, str
     assert (found, prompt) == (ids, ids)
 
 
+@MODES
+@pytest.mark.parametrize("prompt", ["one two three", "one"])
+def test_log_probabilities_of_completions(api: OpenAI, stream: bool, prompt: str) -> None:
+    """The prompt of one token has none of its own."""
+    words = re.findall(r" ?\w+", prompt)
+    given = {"model": MODEL, "prompt": prompt, "max_tokens": 2, "logprobs": 1, "echo": True}
+    if stream:
+        choices = [c.choices[0] for c in api.completions.create(**given, stream=True)]
+    else:
+        choices = api.completions.create(**given).choices
+    found = [c.logprobs for c in choices if c.logprobs is not None]
+    tokens = [token for part in found for token in part.tokens]
+    assert tokens == (words * 3)[: len(words) + 2]
+    values = [value for part in found for value in part.token_logprobs]
+    assert values == [None] + [-1.0] * (len(tokens) - 1)
+    offsets = [offset for part in found for offset in part.text_offset]
+    assert offsets == [len("".join(tokens[:i])) for i in range(len(tokens))]
+
+
+@MODES
+def test_log_probabilities_of_chats(api: OpenAI, stream: bool) -> None:
+    done = chat(api, max_tokens=3, logprobs=True, top_logprobs=2, stream=stream)
+    parts = [c.choices[0].logprobs for c in done] if stream else [done.choices[0].logprobs]
+    entries = [entry for part in parts if part is not None for entry in part.content]
+    assert [entry.token for entry in entries] == ["<|im_start|>", "system", "\n"]
+    for entry in entries:
+        assert bytes(entry.bytes).decode() == entry.token
+        assert len(entry.top_logprobs) == 2
+        assert entry.top_logprobs[0].logprob == entry.logprob
+    asked = chat(api, max_tokens=1, extra_body={"prompt_logprobs": 0})
+    told = asked.choices[0].prompt_logprobs
+    assert told[0] is None
+    assert len(told) == asked.usage.prompt_tokens
+
+
 # ---- chats ------------------------------------------------------------------------------------
 
 
