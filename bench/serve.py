@@ -23,7 +23,7 @@ from runtime.config import child_environment, configs_dir, from_options
 from runtime.server import Server
 
 STEP_MS = 5
-TOKENS = {1: 256, 64: 256, 512: 128, 2000: 64}
+TOKENS = {1: 256, 64: 256, 512: 128, 2000: 128}
 """Of each stream, by how many there are."""
 ROUNDS = {1: 20, 64: 3}
 """How many streams follow one another on a connection; one where nothing is said."""
