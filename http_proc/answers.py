@@ -36,6 +36,7 @@ class Order:
     priority: int
     stream: bool
     include_usage: bool
+    continuous_usage: bool
 
 
 class Answer(Response):
@@ -122,6 +123,8 @@ class Answer(Response):
             for chunk in chunks:
                 index = first + chunk.index
                 usage.count(number, chunk)
+                if self._order.continuous_usage:
+                    shape.tell_usage(usage.as_json())
                 if index not in begun:
                     begun.add(index)
                     events.append(shape.first(index))

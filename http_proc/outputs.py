@@ -53,11 +53,9 @@ class Usage:
     def count(self, job: int, chunk: Chunk) -> None:
         """A chunk of the request's prompt number `job`."""
         self._num_output += len(chunk.token_ids)
-        if chunk.finish_reason is not None:
-            # Of several outputs the first computes the prompt; the others find it in the cache.
-            others = self._prompts.get(job, (0, chunk.num_cached_tokens))[1]
-            cached = min(others, chunk.num_cached_tokens)
-            self._prompts[job] = (chunk.num_prompt_tokens, cached)
+        # Of several outputs the first computes the prompt; the others find it in the cache.
+        others = self._prompts.get(job, (0, chunk.num_cached_tokens))[1]
+        self._prompts[job] = (chunk.num_prompt_tokens, min(others, chunk.num_cached_tokens))
 
     def as_json(self) -> Json:
         """OpenAI's usage object."""

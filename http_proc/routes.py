@@ -148,6 +148,7 @@ def _answer(
         priority=body.priority or 0,
         stream=body.stream or False,
         include_usage=head.include_usage,
+        continuous_usage=head.continuous_usage,
     )
     return Answer(front.link.client, front.calls, request.state.request_id, head.id, order, shape)
 
@@ -159,6 +160,7 @@ def _head(front: Front, body: GenerationBody, body_id: str) -> Head:
         created=int(time.time()),
         model=front.model,
         include_usage=options is not None and options.include_usage is True,
+        continuous_usage=options is not None and options.continuous_usage_stats is True,
         return_token_ids=body.return_token_ids or False,
         has_logprobs=body.num_logprobs() is not None,
     )

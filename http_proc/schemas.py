@@ -116,7 +116,8 @@ class Body(BaseModel):
 
 
 class StreamOptions(Body):
-    include_usage: bool | None = None
+    include_usage: bool | None = Field(None, description="a last event with the usage")
+    continuous_usage_stats: bool | None = Field(None, description="the usage so far in each event")
 
 
 class GenerationBody(Body):

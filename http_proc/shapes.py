@@ -24,13 +24,14 @@ _HOLE = "@text@"
 class Head:
     """What every object of one response has, and what it was asked to have.
 
-    has_logprobs: of the outputs' tokens.
+    has_logprobs: of the outputs' tokens. continuous_usage: each event tells the usage so far.
     """
 
     id: str
     created: int
     model: str
     include_usage: bool
+    continuous_usage: bool
     return_token_ids: bool
     has_logprobs: bool
 
@@ -57,7 +58,7 @@ class Shape(ABC):
     def __init__(self, head: Head, echoes: Sequence[Echo]) -> None:
         self._head = head
         self._echoes = echoes
-        self._is_plain = not (head.return_token_ids or head.has_logprobs)
+        self._is_plain = not (head.return_token_ids or head.has_logprobs or head.continuous_usage)
         self._usage: Json = {"usage": None} if head.include_usage else {}
         self._around: dict[int, tuple[bytes, bytes]] = {}
         self._logprobs = {i: self._logprob_shape(echo) for i, echo in enumerate(echoes)}
@@ -66,6 +67,10 @@ class Shape(ABC):
         """The response without a stream."""
         choices = [self._whole_choice(output) for output in outputs]
         return _dump(self._object(self.whole_kind, choices, {"usage": usage}))
+
+    def tell_usage(self, so_far: Json) -> None:
+        """The next events have this usage."""
+        self._usage = {"usage": so_far}
 
     def first(self, index: int) -> bytes:
         """The events before an output's first text."""

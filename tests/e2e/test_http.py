@@ -275,6 +275,15 @@ def test_several_answers_are_streamed_side_by_side(api: OpenAI) -> None:
         assert mine[-1].finish_reason == "length"
 
 
+def test_every_event_tells_the_usage_so_far_where_asked_for(api: OpenAI) -> None:
+    options: Any = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = list(chat(api, max_tokens=4, stream=True, stream_options=options))
+    counts = [c.usage.completion_tokens for c in chunks]
+    assert counts == sorted(counts)
+    assert (counts[0], counts[-1]) == (1, 4)
+    assert {c.usage.prompt_tokens for c in chunks} == {chunks[-1].usage.prompt_tokens}
+
+
 # ---- recorded events --------------------------------------------------------------------------
 
 

@@ -16,7 +16,13 @@ from runtime.types import Json
 
 
 def head(**asked: bool) -> Head:
-    wants = {"include_usage": False, "return_token_ids": False, "has_logprobs": False, **asked}
+    wants = {
+        "include_usage": False,
+        "continuous_usage": False,
+        "return_token_ids": False,
+        "has_logprobs": False,
+        **asked,
+    }
     return Head(id="cmpl-1", created=5, model='m"odel', **wants)
 
 
