@@ -1,6 +1,7 @@
 """The response to a request that generates: whole, or as server-sent events."""
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -70,8 +71,10 @@ class Answer(Response):
         except TandemError as e:
             if not self._has_begun:
                 raise
-            body = b"data: " + error_body(as_http_error(e)) + b"\n\n" + DONE
-            await _send_body(send, body, more=False)
+            if self._order.stream:
+                body = b"data: " + error_body(as_http_error(e)) + b"\n\n" + DONE
+                with contextlib.suppress(ClientGone):
+                    await _send_body(send, body, more=False)
 
     async def _start(self, job: Job) -> Stream:
         return await self._client.submit(
