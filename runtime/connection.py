@@ -43,6 +43,10 @@ class Mailbox:
         self._error: TandemError | None = None
         self._arrival = asyncio.Event()
 
+    def __len__(self) -> int:
+        """How many chunks were not taken yet."""
+        return len(self._waiting)
+
     def put(self, news: Chunk | TandemError) -> None:
         """The connection has news of the request."""
         if isinstance(news, TandemError):
