@@ -49,6 +49,12 @@ OTHER_VALUES: Mapping[str, Any] = {
     "num_tokenizers": 4,
     "startup_timeout": 30.0,
     "log_level": "debug",
+    "shell": True,
+    "http": False,
+    "http_host": "::1",
+    "http_port": 8080,
+    "api_key": "secret",
+    "drain_timeout": 5.0,
 }
 
 
