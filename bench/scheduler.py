@@ -1,12 +1,14 @@
 """What scheduling costs:  python -m bench.scheduler [--page-size 16] [--json]
 
 Planning and applying are timed in process with 512-token prompts, in a steady state of decodes;
-radix operations on a tree of 1,000 sequences of 2,000 tokens that share 1,500; the worker's idle
-share over the real sockets, with a simulated worker and 256 requests.
+the same under each policy with 4,000 more waiting and one newcomer a step; radix operations on a
+tree of 1,000 sequences of 2,000 tokens that share 1,500; the worker's idle share over the real
+sockets, with a simulated worker and 256 requests.
 """
 
 import argparse
 import asyncio
+import itertools
 import json
 import time
 from collections.abc import Callable
@@ -25,6 +27,8 @@ from scheduler_proc.scheduler import Scheduler
 PROMPT_LEN = 512
 NUM_STEPS = 400
 RUNNING = (32, 256, 1024)
+POLICIES = ("fcfs", "lpm", "priority")
+NUM_WAITING = 4000
 KEY_LEN, SHARED_LEN, NUM_KEYS = 2000, 1500, 1000
 IDLE_REQUESTS, IDLE_TOKENS, IDLE_STEPS = 256, 3000, 800
 
@@ -35,7 +39,19 @@ def quantiles(seconds: list[float]) -> dict[str, float]:
     return {"p50": float(np.percentile(values, 50)), "p99": float(np.percentile(values, 99))}
 
 
-def running_scheduler(num_running: int, page_size: int) -> Scheduler:
+def submit_of(number: int, token_ids: IntArray, priority: int = 0) -> Submit:
+    return Submit(
+        request=RequestId(number),
+        arrival=number,
+        token_ids=token_ids,
+        sampling=SamplingParams(max_tokens=2 * NUM_STEPS, seed=number),
+        stop_ids=(2,),
+        deadline_s=None,
+        priority=priority,
+    )
+
+
+def running_scheduler(num_running: int, page_size: int, policy: str = "fcfs") -> Scheduler:
     """A scheduler whose `num_running` requests all decode, none near its end."""
     max_seq_len = PROMPT_LEN + 2 * NUM_STEPS + 64
     pages = num_running * (-(-max_seq_len // page_size) + 1)
@@ -43,20 +59,13 @@ def running_scheduler(num_running: int, page_size: int) -> Scheduler:
         max_running_req=num_running,
         page_size=page_size,
         max_extend_tokens=1 << 20,
-        max_queued_req=num_running,
+        max_queued_req=num_running + NUM_WAITING + NUM_STEPS,
+        policy=policy,
     )
     scheduler = Scheduler(options, pages, max_seq_len)
     rng = np.random.default_rng(0)
     for number in range(num_running):
-        submit = Submit(
-            request=RequestId(number),
-            arrival=number,
-            token_ids=rng.integers(3, 30000, PROMPT_LEN, dtype=np.int32),
-            sampling=SamplingParams(max_tokens=2 * NUM_STEPS, seed=number),
-            stop_ids=(2,),
-            deadline_s=None,
-        )
-        scheduler.submit(submit, 0.0)
+        scheduler.submit(submit_of(number, rng.integers(3, 30000, PROMPT_LEN, dtype=np.int32)), 0.0)
     return scheduler
 
 
@@ -64,15 +73,26 @@ def result_of(plan: StepPlan, tokens: IntArray) -> StepResult:
     return StepResult(step=plan.step, tokens=tokens, started_s=0.0, ended_s=0.0)
 
 
-def plan_apply(num_running: int, page_size: int) -> dict[str, dict[str, float]]:
-    """Seconds to plan a step of all decodes, to apply its result, and both."""
-    scheduler = running_scheduler(num_running, page_size)
+def plan_apply(
+    num_running: int, page_size: int, policy: str = "fcfs", num_waiting: int = 0
+) -> dict[str, dict[str, float]]:
+    """Seconds to plan a step of all decodes, to apply its result, and both.
+
+    num_waiting: requests that wait besides; if any do, one more comes before each step.
+    """
+    scheduler = running_scheduler(num_running, page_size, policy)
     tokens = np.full(num_running, 7, np.int32)
     first = scheduler.plan()
     assert first is not None
+    # Their priorities are below those of who runs, so that nobody is pushed out.
+    newcomers = (submit_of(n, tokens, -1 - n % 2) for n in itertools.count(num_running))
+    for newcomer in itertools.islice(newcomers, num_waiting):
+        scheduler.submit(newcomer, 0.0)
     in_flight = [first]
     times: dict[str, list[float]] = {"plan": [], "apply": [], "both": []}
     for _ in range(NUM_STEPS):
+        if num_waiting:
+            scheduler.submit(next(newcomers), 0.0)
         start = time.perf_counter()
         plan = scheduler.plan()
         planned = time.perf_counter()
@@ -186,6 +206,7 @@ def main() -> None:
     arguments = parser.parse_args()
     size = arguments.page_size
     steps = {str(n): plan_apply(n, size) for n in RUNNING}
+    queues = {name: plan_apply(256, size, name, NUM_WAITING) for name in POLICIES}
     trees, wires = radix(size), messages(size)
     idle = {
         f"{ms}ms_{'on' if overlap else 'off'}": idle_share(ms, overlap, size)
@@ -208,6 +229,9 @@ def main() -> None:
     for n, parts in steps.items():
         for name, t in parts.items():
             print(f"{n:>5} running, {name:<6} {t['p50']:8.1f} / {t['p99']:.1f}")
+    for policy, parts in queues.items():
+        t = parts["both"]
+        print(f"  256 running, {NUM_WAITING} waiting, {policy:<8} {t['p50']:8.1f} / {t['p99']:.1f}")
     for name, t in {**trees, **wires}.items():
         print(f"{name:<20} {t['p50']:8.1f} / {t['p99']:.1f}")
     for name, share in idle.items():

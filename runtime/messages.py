@@ -1,16 +1,17 @@
 """Every message that crosses a wire. docs/architecture.md says which wire carries which.
 
 On the client wire `request` is the client's own number for the call; on the internal wires it is
-the RequestId that the tokenizer gave. Arrays are one-dimensional; int32 unless said otherwise.
+the RequestId that the tokenizer gave. Arrays are one-dimensional, or have the Rows that their
+annotation says; int32 unless said otherwise.
 """
 
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
-from typing import TypeVar, dataclass_transform
+from typing import Annotated, TypeVar, dataclass_transform
 
 from runtime.codec import Codec
 from runtime.sampling import SamplingParams
-from runtime.types import IntArray, Json, LongArray, RequestId, Slot
+from runtime.types import IntArray, Json, LongArray, RequestId, Rows, Slot
 
 CODEC = Codec()
 _T = TypeVar("_T")
@@ -292,31 +293,75 @@ class SlotSetup:
 class StepPlan:
     """One forward pass. Deltas take effect when the step starts, in the order of the fields.
 
-    setups: slots newly given to a request.
-    write_slots, write_starts, write_lens [w] and write_ids [sum of write_lens]: known token ids for
-    the token table.
-    page_slots, page_indices, page_ids [p]: page_table[slot, index] = id.
-    seg_slots, seg_starts, seg_lens, seg_samples [s]: compute tokens start … start+len-1 of the
-    slot's sequence; where seg_samples is 1 the segment ends at the last known token and the next
-    token, at position start+len, is sampled.
-    out_loc [sum of seg_lens]: the KV index each token's key and value are written to, in segment
-    order. The tokens' positions follow from the segments.
+    What belongs together is one array with a fixed number of rows: a message costs by its arrays.
     """
 
     step: int
     setups: tuple[SlotSetup, ...]
-    write_slots: IntArray
-    write_starts: IntArray
-    write_lens: IntArray
+    """Slots newly given to a request."""
+    writes: Annotated[IntArray, Rows(3)]
+    """slot, start, length [3, w]: where `write_ids` go in the token table."""
     write_ids: IntArray
-    page_slots: IntArray
-    page_indices: IntArray
-    page_ids: IntArray
-    seg_slots: IntArray
-    seg_starts: IntArray
-    seg_lens: IntArray
-    seg_samples: IntArray
+    """[sum of lengths]: known token ids."""
+    pages: Annotated[IntArray, Rows(3)]
+    """slot, index, id [3, p]: page_table[slot, index] = id."""
+    segments: Annotated[IntArray, Rows(4)]
+    """slot, start, length, samples [4, s]: compute tokens start … start+length-1 of the slot's
+    sequence; where samples is 1 the segment ends at the last known token and the next token, at
+    position start+length, is sampled.
+    """
     out_loc: IntArray
+    """[sum of lengths]: the KV index each token's key and value are written to, in segment order.
+    The tokens' positions follow from the segments.
+    """
+
+    @property
+    def write_slots(self) -> IntArray:
+        """[w], a view like all below."""
+        return _row(self.writes, 0)
+
+    @property
+    def write_starts(self) -> IntArray:
+        return _row(self.writes, 1)
+
+    @property
+    def write_lens(self) -> IntArray:
+        return _row(self.writes, 2)
+
+    @property
+    def page_slots(self) -> IntArray:
+        """[p]"""
+        return _row(self.pages, 0)
+
+    @property
+    def page_indices(self) -> IntArray:
+        return _row(self.pages, 1)
+
+    @property
+    def page_ids(self) -> IntArray:
+        return _row(self.pages, 2)
+
+    @property
+    def seg_slots(self) -> IntArray:
+        """[s]"""
+        return _row(self.segments, 0)
+
+    @property
+    def seg_starts(self) -> IntArray:
+        return _row(self.segments, 1)
+
+    @property
+    def seg_lens(self) -> IntArray:
+        return _row(self.segments, 2)
+
+    @property
+    def seg_samples(self) -> IntArray:
+        return _row(self.segments, 3)
+
+
+def _row(array: IntArray, index: int) -> IntArray:
+    row: IntArray = array[index]
+    return row
 
 
 @CODEC.register(81)

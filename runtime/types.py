@@ -1,5 +1,6 @@
 """The words of docs/architecture.md as types, so that a page can't be passed for a slot."""
 
+from dataclasses import dataclass
 from typing import Any, NewType, TypeAlias
 
 import numpy as np
@@ -18,6 +19,15 @@ IntArray: TypeAlias = npt.NDArray[np.int32]
 LongArray: TypeAlias = npt.NDArray[np.int64]
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """In a message's annotation, Annotated[IntArray, Rows(3)]: an array [3, n]."""
+
+    count: int
+
+
 Json: TypeAlias = dict[str, Any]
 """Nested str, int, float, bool, None, list and dict: what msgpack carries as it is."""
 

@@ -7,6 +7,9 @@ from runtime.types import IntArray, Slot
 from scheduler_proc.cache import NO_PAGES
 from scheduler_proc.request import Request
 
+NO_SEGMENTS: IntArray = np.empty((4, 0), np.int32)
+NO_DELTAS: IntArray = np.empty((3, 0), np.int32)
+
 
 class PlanBuilder:
     """One step in the making: each part is a list of arrays, joined once at the end."""
@@ -15,8 +18,10 @@ class PlanBuilder:
         self._page_size = page_size
         self._setups: list[SlotSetup] = []
         self._writes: list[tuple[Slot, int, IntArray]] = []
-        self._pages: list[tuple[IntArray, IntArray, IntArray]] = []
-        self._segments: list[tuple[IntArray, IntArray, IntArray, IntArray]] = []
+        self._pages: list[IntArray] = []
+        """slot, index, page: each int32 [3, n]."""
+        self._segments: list[IntArray] = []
+        """slot, start, length, samples: each int32 [4, n]."""
         self._out_loc: list[IntArray] = []
         self.num_tokens = 0
 
@@ -36,17 +41,21 @@ class PlanBuilder:
 
     def map_pages(self, slots: IntArray, indices: IntArray, pages: IntArray) -> None:
         """page_table[slots, indices] = pages, each int32 [n]."""
-        self._pages.append((slots, indices, pages))
+        deltas = np.empty((3, len(slots)), np.int32)
+        deltas[0], deltas[1], deltas[2] = slots, indices, pages
+        self._pages.append(deltas)
 
     def map_row(self, slot: Slot, first: int, pages: IntArray) -> None:
         """page_table[slot, first …] = pages."""
-        indices = np.arange(first, first + len(pages), dtype=np.int32)
-        self.map_pages(np.full(len(pages), slot, np.int32), indices, pages)
+        deltas = np.empty((3, len(pages)), np.int32)
+        deltas[0], deltas[1], deltas[2] = slot, np.arange(first, first + len(pages)), pages
+        self._pages.append(deltas)
 
     def add_decodes(self, slots: IntArray, positions: IntArray, out_loc: IntArray) -> None:
         """One token each, all sampling; each int32 [n]."""
-        ones = np.ones(len(slots), np.int32)
-        self._segments.append((slots, positions, ones, ones))
+        segments = np.empty((4, len(slots)), np.int32)
+        segments[0], segments[1], segments[2:] = slots, positions, 1
+        self._segments.append(segments)
         self._out_loc.append(out_loc)
         self.num_tokens += len(slots)
 
@@ -56,53 +65,52 @@ class PlanBuilder:
         """
         positions = np.arange(start, start + length, dtype=np.int32)
         cells = row[positions // self._page_size] * self._page_size + positions % self._page_size
-        one = (np.array([value], np.int32) for value in (slot, start, length, int(samples)))
-        self._segments.append((next(one), next(one), next(one), next(one)))
+        self._segments.append(np.array([[slot], [start], [length], [samples]], np.int32))
         self._out_loc.append(cells)
         self.num_tokens += length
 
-    def sampling_slots(self) -> IntArray:
-        """The slots that a token is sampled for, in plan order: int32 [samples]."""
-        slots = _join([s[0] for s in self._segments])
-        sampling: IntArray = slots[_join([s[3] for s in self._segments]) == 1]
-        return sampling
-
     def build(self, step: int) -> StepPlan:
         """The finished plan."""
-        slots, starts, lengths, samples = (_join([s[i] for s in self._segments]) for i in range(4))
-        page_slots, indices, pages = self._page_deltas()
-        writes = self._writes
         return StepPlan(
             step=step,
             setups=tuple(self._setups),
-            write_slots=np.array([w[0] for w in writes], np.int32),
-            write_starts=np.array([w[1] for w in writes], np.int32),
-            write_lens=np.array([len(w[2]) for w in writes], np.int32),
-            write_ids=_join([w[2] for w in writes]),
-            page_slots=page_slots,
-            page_indices=indices,
-            page_ids=pages,
-            seg_slots=slots,
-            seg_starts=starts,
-            seg_lens=lengths,
-            seg_samples=samples,
-            out_loc=_join(self._out_loc),
+            writes=self._joined_writes(),
+            write_ids=_join([ids for _, _, ids in self._writes], NO_PAGES),
+            pages=self._page_deltas(),
+            segments=_join(self._segments, NO_SEGMENTS),
+            out_loc=_join(self._out_loc, NO_PAGES),
         )
 
-    def _page_deltas(self) -> tuple[IntArray, IntArray, IntArray]:
-        """(slots, indices, pages), each entry of the page table once: the last mapping counts."""
-        slots, indices, pages = (_join([p[i] for p in self._pages]) for i in range(3))
+    def _joined_writes(self) -> IntArray:
+        """slot, start, length of every write: int32 [3, n]."""
+        if not self._writes:
+            return NO_DELTAS
+        writes = [(slot, start, len(ids)) for slot, start, ids in self._writes]
+        return np.array(writes, np.int32).T
+
+    def _page_deltas(self) -> IntArray:
+        """slot, index, page: int32 [3, n], each entry of the table once: the last mapping
+        counts.
+        """
+        deltas = _join(self._pages, NO_DELTAS)
         if len(self._pages) > 1:
-            entry = slots.astype(np.int64) << 32 | indices
+            entry = deltas[0].astype(np.int64) << 32 | deltas[1]
             _, last = np.unique(entry[::-1], return_index=True)
             if len(last) < len(entry):
                 keep = np.sort(len(entry) - 1 - last)
-                slots, indices, pages = slots[keep], indices[keep], pages[keep]
-        return slots, indices, pages
+                return deltas[:, keep]
+        return deltas
 
 
-def _join(parts: list[IntArray]) -> IntArray:
-    """One int32 array of all parts, without a copy where there is one part or none."""
+def sampling_slots(plan: StepPlan) -> IntArray:
+    """The slots that a token is sampled for, in plan order: int32 [samples]."""
+    slots, samples = plan.seg_slots, plan.seg_samples
+    # A step of decodes only is the common one: no copy.
+    return slots if samples.all() else slots[samples == 1]
+
+
+def _join(parts: list[IntArray], nothing: IntArray) -> IntArray:
+    """One array of all parts side by side, without a copy where there is one part or none."""
     if len(parts) == 1:
         return parts[0]
-    return np.concatenate(parts) if parts else NO_PAGES
+    return np.concatenate(parts, axis=-1) if parts else nothing

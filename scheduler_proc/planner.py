@@ -12,6 +12,8 @@ Rules:
     often as others end.
 """
 
+from collections import Counter
+
 import numpy as np
 
 from runtime.errors import IntegrityError
@@ -53,6 +55,8 @@ class Planner:
         """Whether `_decoding` has slots that left."""
         self._catching_up: dict[Slot, Request] = {}
         """Admitted requests with more than one token to compute, in order of admission."""
+        self._ranks: dict[int, int] = {}
+        """How many running requests have each rank."""
         self._closed = False
         """Whether nobody is admitted until someone ends."""
         self._under_pressure = False
@@ -103,20 +107,28 @@ class Planner:
     def _preempted(self) -> Request | None:
         """The running request that the head of the queue pushes out, if it gets in no other way."""
         queue = self._queue
-        if self._closed or not queue.may_preempt or not self._slots.owners:
+        if not queue.may_preempt or not self._slots.owners:
             return None
+        # Nobody is blocked while admissions are closed, and the slot that was retracted is free.
         if self._slots.num_free and queue.head() is not self._blocked:
             return None
-        lowest = self._lowest()
-        return lowest if queue.preempts(lowest) else None
+        return self._lowest() if queue.preempts(min(self._ranks)) else None
 
     def _lowest(self) -> Request:
         running = self._slots.owners.values()
         return min(running, key=lambda request: (request.rank, -request.submit.arrival))
 
+    def _count_rank(self, rank: int, change: int) -> None:
+        count = self._ranks.get(rank, 0) + change
+        if count:
+            self._ranks[rank] = count
+        else:
+            del self._ranks[rank]
+
     def forget(self, slot: Slot) -> None:
         """The slot is about to be released."""
         self._catching_up.pop(slot, None)
+        self._count_rank(self._slots.owners[slot].rank, -1)
         self._is_decoding[slot] = False
         self._stale = True
         self._blocked = None
@@ -144,6 +156,8 @@ class Planner:
                 raise IntegrityError(f"slot {slot} decodes {behind} tokens at once")
         if not (decoding | set(self._catching_up)) <= set(slots.owners):
             raise IntegrityError("a slot without a request is planned")
+        if self._ranks != Counter(request.rank for request in slots.owners.values()):
+            raise IntegrityError(f"the running requests' ranks are not {self._ranks}")
 
     # ---- decodes --------------------------------------------------------------------------
 
@@ -242,6 +256,7 @@ class Planner:
             return None
         self._queue.admit(request)
         request.move(State.RUNNING)
+        self._count_rank(request.rank, 1)
         slot = table.claim(request)
         self._builder.set_up(slot, request)
         memory.adopt_prefix(slot, pages, self._builder)

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Protocol
 
+from runtime.types import RequestId
 from scheduler_proc.cache import PrefixCache
 from scheduler_proc.request import Request
 
@@ -30,8 +31,15 @@ class Policy(Protocol):
 
     preempts: bool
 
+    def joins(self, request: Request) -> None:
+        """The request waits from now on."""
+
+    def leaves(self, request: Request) -> None:
+        """It waits no more."""
+
     def choose(self, waiting: Iterable[Request], num_admitted: int) -> Request:
-        """The next to admit of `waiting`, which is in order of arrival and not empty.
+        """The next to admit of `waiting`, which is in order of arrival and not empty: all that
+        joined and did not leave.
 
         num_admitted: admissions so far.
         """
@@ -44,6 +52,12 @@ class FirstComeFirstServed:
     """By arrival."""
 
     preempts = False
+
+    def joins(self, request: Request) -> None:
+        return None
+
+    def leaves(self, request: Request) -> None:
+        return None
 
     def choose(self, waiting: Iterable[Request], num_admitted: int) -> Request:
         return next(iter(waiting))
@@ -74,16 +88,42 @@ class LongestPrefixFirst(FirstComeFirstServed):
 
 class HighestPriorityFirst:
     """By priority, which grows by one for every PATIENCE admissions that a request has seen
-    pass.
+    pass; among equals by arrival.
+
+    All grow alike while they wait, so two that wait never change places, and of each priority
+    only the oldest need be compared: a choice costs as many comparisons as there are priorities.
     """
 
     preempts = True
 
+    def __init__(self) -> None:
+        self._levels: dict[int, dict[RequestId, Request]] = {}
+        """By priority: who waits, in order of arrival."""
+
+    def joins(self, request: Request) -> None:
+        level = self._levels.setdefault(request.submit.priority, {})
+        level[request.id] = request
+        if request.num_retractions:  # it takes its old place
+            in_order = sorted(level.values(), key=lambda r: r.submit.arrival)
+            self._levels[request.submit.priority] = {r.id: r for r in in_order}
+
+    def leaves(self, request: Request) -> None:
+        level = self._levels[request.submit.priority]
+        del level[request.id]
+        if not level:
+            del self._levels[request.submit.priority]
+
     def choose(self, waiting: Iterable[Request], num_admitted: int) -> Request:
-        return max(waiting, key=lambda request: self.rank(request, num_admitted))
+        oldest = (next(iter(level.values())) for level in self._levels.values())
+        return max(oldest, key=_standing)
 
     def rank(self, request: Request, num_admitted: int) -> int:
         return request.submit.priority + (num_admitted - request.queued_at) // PATIENCE
+
+
+def _standing(request: Request) -> tuple[int, int]:
+    """Orders waiting requests of any age: the priority that they have grown to at any one time."""
+    return request.submit.priority * PATIENCE - request.queued_at, -request.submit.arrival
 
 
 def policy_of(name: str, cache: PrefixCache) -> Policy:

@@ -30,6 +30,7 @@ class WaitingQueue:
         """A new request waits behind all others. O(1)."""
         request.queued_at = self._num_admitted
         self._requests[request.id] = request
+        self._policy.joins(request)
         self._head = None
 
     def put_back(self, request: Request) -> None:
@@ -37,6 +38,7 @@ class WaitingQueue:
         requests = [*self._requests.values(), request]
         requests.sort(key=lambda r: r.submit.arrival)
         self._requests = {r.id: r for r in requests}
+        self._policy.joins(request)
         self._head = None
 
     def head(self) -> Request:
@@ -54,6 +56,7 @@ class WaitingQueue:
     def remove(self, request: Request) -> None:
         """It ended while it waited. O(1)."""
         del self._requests[request.id]
+        self._policy.leaves(request)
         self._head = None
 
     @property
@@ -61,6 +64,8 @@ class WaitingQueue:
         """Whether anybody waits who could push a running request out."""
         return self._policy.preempts and bool(self._requests)
 
-    def preempts(self, running: Request) -> bool:
-        """Whether the head, which gets in no other way, outranks `running`."""
-        return self.head().submit.priority > running.rank
+    def preempts(self, rank: int) -> bool:
+        """Whether the head, which gets in no other way, comes before a running request of
+        `rank`.
+        """
+        return self.head().submit.priority > rank

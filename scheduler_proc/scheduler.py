@@ -34,6 +34,7 @@ from scheduler_proc.cache import NaiveCache, PrefixCache
 from scheduler_proc.counters import Counters
 from scheduler_proc.memory import KvMemory
 from scheduler_proc.pages import PageAllocator
+from scheduler_proc.plan_builder import sampling_slots
 from scheduler_proc.planner import Planner
 from scheduler_proc.policies import policy_of
 from scheduler_proc.queue import WaitingQueue
@@ -97,8 +98,19 @@ class Scheduler:
             self._emit(request_id, Ended(request=request_id, reason=FinishReason.ABORT))
 
     def finish(self, finish: Finish) -> None:
-        """A stop string ended the request; does nothing if it has ended."""
+        """A stop string ended the request; does nothing if it has ended.
+
+        ProtocolError where it keeps tokens that the request has not had.
+        """
         if (request := self._live.get(finish.request)) is not None:
+            slot = request.slot
+            num_known = len(request.ids) if slot is None else int(self._slots.known[slot])
+            num_outputs = num_known - request.prompt_len
+            if not 0 <= finish.keep <= num_outputs:
+                raise ProtocolError(
+                    f"request {request.id} was to end with its first {finish.keep} output tokens;"
+                    f" it has had {num_outputs}"
+                )
             self._end(request)
             self._emit(request.id, Ended(request=request.id, reason=FinishReason.STOP))
 
@@ -148,9 +160,9 @@ class Scheduler:
             if self._in_flight or (victim := self._planner.victim()) is None:
                 return None
             self._retract(victim)
-        slots = builder.sampling_slots()
-        self._in_flight.append(_InFlight(self._step, slots, self._slots.tenure[slots]))
         plan = builder.build(self._step)
+        slots = sampling_slots(plan)
+        self._in_flight.append(_InFlight(self._step, slots, self._slots.tenure[slots]))
         self._step += 1
         return plan
 

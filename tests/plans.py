@@ -60,17 +60,10 @@ class PlanMaker:
                 )
                 for slot, sampling in new
             ),
-            write_slots=int32([slot for slot, _, _ in writes]),
-            write_starts=int32([start for _, start, _ in writes]),
-            write_lens=int32([len(ids) for _, _, ids in writes]),
+            writes=rows(3, [(slot, start, len(ids)) for slot, start, ids in writes]),
             write_ids=int32([token for _, _, ids in writes for token in ids]),
-            page_slots=int32([slot for slot, _, _ in pages]),
-            page_indices=int32([index for _, index, _ in pages]),
-            page_ids=int32([page for _, _, page in pages]),
-            seg_slots=int32([slot for slot, _, _, _ in segments]),
-            seg_starts=int32([start for _, start, _, _ in segments]),
-            seg_lens=int32([length for _, _, length, _ in segments]),
-            seg_samples=int32([sample for _, _, _, sample in segments]),
+            pages=rows(3, pages),
+            segments=rows(4, segments),
             out_loc=int32(
                 [
                     self.cell(slot, position)
@@ -89,3 +82,8 @@ class PlanMaker:
 def int32(values: Sequence[int]) -> IntArray:
     """The values as a plan carries them."""
     return np.array(values, np.int32)
+
+
+def rows(count: int, entries: Sequence[Sequence[int]]) -> IntArray:
+    """Entries of `count` numbers as a plan carries them: int32 [count, n]."""
+    return np.array(entries, np.int32).reshape(-1, count).T

@@ -42,7 +42,7 @@ def messages() -> st.SearchStrategy[Any]:
 
 def instances(cls: type) -> st.SearchStrategy[Any]:
     """Instances of the dataclass `cls`, each field as its annotation says."""
-    hints = typing.get_type_hints(cls)
+    hints = typing.get_type_hints(cls, include_extras=True)
     return st.builds(cls, **{f.name: from_hint(hints[f.name]) for f in fields(cls)})
 
 
@@ -53,6 +53,13 @@ def from_hint(hint: Any) -> st.SearchStrategy[Any]:
         if hint == alias:
             return arrays(dtype)
     origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        num_rows = args[1].count
+        return st.integers(0, 3).flatmap(
+            lambda n: arrays(dict(_DTYPES)[args[0]], num_rows * n).map(
+                lambda flat: flat.reshape(num_rows, n)
+            )
+        )
     if origin in (typing.Union, types.UnionType):
         return st.one_of(*(from_hint(arg) for arg in args))
     if origin is tuple:
@@ -64,14 +71,15 @@ def from_hint(hint: Any) -> st.SearchStrategy[Any]:
     return _PLAIN[origin or hint]
 
 
-def arrays(dtype: Any) -> st.SearchStrategy[np.ndarray[Any, Any]]:
-    """One-dimensional arrays of `dtype`, of 0 to 8 entries."""
+def arrays(dtype: Any, size: int | None = None) -> st.SearchStrategy[np.ndarray[Any, Any]]:
+    """One-dimensional arrays of `dtype`, of `size` or 0 to 8 entries."""
     if np.issubdtype(dtype, np.integer):
         info = np.iinfo(dtype)
         entries: st.SearchStrategy[Any] = st.integers(int(info.min), int(info.max))
     else:
         entries = st.floats(width=32, allow_nan=False)
-    return st.lists(entries, max_size=8).map(lambda values: np.array(values, dtype))
+    least, most = (0, 8) if size is None else (size, size)
+    return st.lists(entries, min_size=least, max_size=most).map(lambda v: np.array(v, dtype))
 
 
 def valid_sampling() -> st.SearchStrategy[SamplingParams]:

@@ -4,11 +4,11 @@ import argparse
 import time
 from collections.abc import Callable
 
-from runtime.errors import ConfigError, ProtocolError
+from runtime.errors import ConfigError
 from runtime.messages import StepPlan, StepResult
 from runtime.process import Process, run
-from runtime.transport import Poller
 from runtime.types import IntArray
+from worker_proc.feed import PlanFeed
 from worker_proc.simulated import SimulatedEngine, Simulation
 
 Execute = Callable[[StepPlan], IntArray]
@@ -21,27 +21,23 @@ SIMULATED_CONTEXT = 1 << 15
 def serve(process: Process, execute: Execute) -> None:
     """Execute plans in the order in which they come, until the supervisor ends the process."""
     instance, name = process.instance, process.name
-    plans = process.transport.inbox(instance.wire(name), f"scheduler → {name}")
     results = process.transport.outbox(instance.wire("results"), f"{name} → scheduler")
-    poller = Poller(plans, process.control)
-    while True:
-        poller.wait(None)
-        process.check_control()
-        for plan in plans.drain():
-            if not isinstance(plan, StepPlan):
-                raise ProtocolError(f"the scheduler sent a {type(plan).__name__} to a worker")
-            started_s = time.monotonic()
-            tokens = execute(plan)
-            # Every rank knows the same tokens; the scheduler hears them once.
-            if name == "worker-0":
-                results.send(
-                    StepResult(
-                        step=plan.step,
-                        tokens=tokens,
-                        started_s=started_s,
-                        ended_s=time.monotonic(),
+    wire = f"scheduler → {name}"
+    with PlanFeed(process.transport, instance.wire(name), wire, process.control) as feed:
+        while True:
+            feed.wait()
+            process.check_control()
+            while (plan := feed.take()) is not None:
+                started_s = time.monotonic()
+                tokens = execute(plan)
+                ended_s = time.monotonic()
+                # Every rank knows the same tokens; the scheduler hears them once.
+                if name == "worker-0":
+                    results.send(
+                        StepResult(
+                            step=plan.step, tokens=tokens, started_s=started_s, ended_s=ended_s
+                        )
                     )
-                )
 
 
 def real_worker(process: Process) -> Execute:
@@ -81,7 +77,11 @@ def real_worker(process: Process) -> Execute:
 
 
 def simulated_worker(process: Process, simulation: Simulation) -> Execute:
-    """As `real_worker`, with no model behind it."""
+    """As `real_worker`, with no model behind it.
+
+    A step sleeps where a model would compute, so it lasts up to 0.15 ms longer than asked, all of
+    it counted as busy. Spinning to the exact end was tried: it keeps the plan feed from its turn.
+    """
     config = process.instance.config
     process.progress("loading nothing", 0.0)
     time.sleep(simulation.load_s)
@@ -101,9 +101,9 @@ def simulated_worker(process: Process, simulation: Simulation) -> Execute:
     process.ready(f"simulated, {simulation.answers} answers, {simulation.step_s * 1e3:g} ms a step")
 
     def execute(plan: StepPlan) -> IntArray:
-        end = time.monotonic() + simulation.step_time(len(plan.out_loc))
+        end_s = time.monotonic() + simulation.step_time(len(plan.out_loc))
         tokens = engine.execute(plan)
-        time.sleep(max(0.0, end - time.monotonic()))
+        time.sleep(max(0.0, end_s - time.monotonic()))
         return tokens
 
     return execute

@@ -2,7 +2,7 @@
 
 import struct
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from runtime.codec import VERSION, Codec, Header
 from runtime.errors import ProtocolError
 from runtime.messages import CODEC, FlushCache, Hello, StatsReply, Welcome
-from runtime.types import Epoch, IntArray
+from runtime.types import Epoch, IntArray, Rows
 from tests.strategies import HEADERS, JSON, instances, messages
 
 SAMPLES = Codec()
@@ -26,6 +26,14 @@ class Sample:
 
     tokens: IntArray
     seconds: float
+
+
+@SAMPLES.register(2)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """The same with an array of three rows."""
+
+    pages: Annotated[IntArray, Rows(3)]
 
 
 HEADER = Header(sender="tokenizer-0", epoch=Epoch(3), number=17)
@@ -191,6 +199,27 @@ def test_an_array_of_another_type_or_shape_is_not_sent() -> None:
     for ids in (np.array([1 << 32], np.int64), np.zeros((2, 2), np.int32)):
         with pytest.raises(TypeError, match="array"):
             SAMPLES.encode(Sample(tokens=ids, seconds=0.0), HEADER)  # type: ignore[arg-type]
+
+
+def test_rows_come_back_as_rows_whatever_their_order_in_memory() -> None:
+    by_entry = np.array([(1, 2, 3), (4, 5, 6)], np.int32)
+    _, came = SAMPLES.decode(SAMPLES.encode(Table(pages=by_entry.T), HEADER))
+    assert came.pages.tolist() == [[1, 4], [2, 5], [3, 6]]
+    assert not came.pages.flags.writeable
+    _, none = SAMPLES.decode(SAMPLES.encode(Table(pages=by_entry[:0].T), HEADER))
+    assert none.pages.shape == (3, 0)
+
+
+@pytest.mark.parametrize("wrong", [b"\0" * 16, b"\0" * 6, "text", 1, None, [1, 2, 3]])
+def test_what_is_no_rows_is_refused(wrong: Any) -> None:
+    with pytest.raises(ProtocolError, match="undecodable Table"):
+        SAMPLES.decode(frame_of(wrong, code=2))
+
+
+@pytest.mark.parametrize("wrong", [np.zeros(3, np.int32), np.zeros((2, 3), np.int32)])
+def test_an_array_with_other_rows_is_not_sent(wrong: Any) -> None:
+    with pytest.raises(TypeError, match=r"where \[3, n\] of int32 is due"):
+        SAMPLES.encode(Table(pages=wrong), HEADER)
 
 
 def test_a_code_is_given_once() -> None:

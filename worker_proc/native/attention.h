@@ -36,16 +36,39 @@ struct Segment {
   const int32_t* cells;
 };
 
+// A sequence's cells of one layer and one key head. keys, values: the pool's [num_cells][head_dim]. indices: the KV index of
+// each of `count` positions.
+template <class T>
+struct Cells {
+  const typename T::Element *keys, *values;
+  const int32_t* indices;
+  int64_t count;
+
+  // Those of the positions from `first` on.
+  Cells from(int64_t first) const { return {keys, values, indices + first, count - first}; }
+};
+
+// Of two vectors `1 << stage` apart, which lanes of both go into the first and into the second.
+struct Exchange {
+  uint32_t low[4][kLanes] = {}, high[4][kLanes] = {};
+
+  constexpr Exchange() {
+    for (int stage = 0; stage < 4; stage++)
+      for (int lane = 0; lane < kLanes; lane++) {
+        int step = 1 << stage;
+        low[stage][lane] = uint32_t(lane & step ? kLanes + lane - step : lane);
+        high[stage][lane] = uint32_t(lane & step ? kLanes + lane : lane + step);
+      }
+  }
+};
+
 // Lanes of vectors become vectors of lanes: kLanes of each.
 inline void transpose(Words (&rows)[kLanes]) {
+  static constexpr Exchange kExchange;
 #pragma GCC unroll 4
-  for (int step = 1; step < kLanes; step *= 2) {
-    Words low, high;
-#pragma GCC unroll 16
-    for (int lane = 0; lane < kLanes; lane++) {
-      low[lane] = uint32_t(lane & step ? kLanes + lane - step : lane);
-      high[lane] = uint32_t(lane & step ? kLanes + lane : lane + step);
-    }
+  for (int stage = 0; (1 << stage) < kLanes; stage++) {
+    int step = 1 << stage;
+    Words low = load<Words>(kExchange.low[stage]), high = load<Words>(kExchange.high[stage]);
 #pragma GCC unroll 16
     for (int i = 0; i < kLanes; i++)
       if ((i & step) == 0) {
@@ -79,10 +102,11 @@ class Attender {
   // Positions that are attended together.
   int64_t positions() const { return max_rows_ / group_; }
 
-  // Queries of the segment's tokens [first, first + count), of the heads that share one key head. queries(token): the group's
-  // heads of a token of the segment, side by side; out(token): where theirs go. keys, values: [cells][head_dim].
+  // Queries of the segment's tokens [first, first + count), of the heads that share one key head, whose cells are `own`.
+  // queries(token): the group's heads of a token of the segment, side by side; out(token): where theirs go. next: where this
+  // thread will probably read on.
   template <class Queries, class Out>
-  void attend(const Segment& segment, int64_t first, int64_t count, const Element* keys, const Element* values,
+  void attend(const Segment& segment, int64_t first, int64_t count, const Cells<T>& own, const Cells<T>& next,
               Queries&& queries, Out&& out) {
     int64_t num_rows = count * group_, end = segment.start + first + count;
     for (int64_t row = 0; row < num_rows; row++)
@@ -91,12 +115,12 @@ class Attender {
     std::fill_n(totals_.data(), num_rows, 0.0f);
     std::fill_n(tops_.data(), num_rows, -std::numeric_limits<float>::infinity());
     for (int64_t begin = 0; begin < end; begin += kKeys) {
-      int64_t num_keys = std::min(kKeys, end - begin), after = std::min(kKeys, end - begin - num_keys);
-      const int32_t* cells = segment.cells + begin;
-      pack_keys(keys, cells, num_keys, after);
+      int64_t num_keys = std::min(kKeys, end - begin);
+      Cells<T> ahead = begin + kKeys < end ? own.from(begin + kKeys) : next;
+      pack_keys(own.from(begin), num_keys, ahead);
       score(num_rows, num_keys);
       for (int64_t row = 0; row < num_rows; row++) weigh(row, segment.start + first + row / group_ - begin);
-      pack_values(values, cells, num_keys, after);
+      pack_values(own.from(begin), num_keys, ahead);
       add_values(num_rows, num_keys);
     }
     for (int64_t row = 0; row < num_rows; row++) {
@@ -108,14 +132,14 @@ class Attender {
   }
 
  private:
-  // The block's keys as the packed columns of a product. after: how many keys the next block has, which are asked for now.
-  void pack_keys(const Element* keys, const int32_t* cells, int64_t num_keys, int64_t after) {
+  // The block's keys as the packed columns of a product. ahead: the next block's, which are asked for now.
+  void pack_keys(const Cells<T>& own, int64_t num_keys, const Cells<T>& ahead) {
     for (int64_t key = 0; key < num_keys; key += kLanes) {
       int64_t count = std::min<int64_t>(kLanes, num_keys - key);
       const uint32_t* from[kLanes];
       for (int64_t i = 0; i < kLanes; i++)
-        from[i] = (const uint32_t*)(keys + cells[key + std::min(i, count - 1)] * head_dim_);
-      for (int64_t i = key; i < std::min(key + kLanes, after); i++) ask_for(keys, cells[kKeys + i]);
+        from[i] = (const uint32_t*)(own.keys + own.indices[key + std::min(i, count - 1)] * head_dim_);
+      for (int64_t i = key; i < std::min(key + kLanes, ahead.count); i++) ask_for(ahead.keys, ahead.indices[i]);
       uint32_t* to = &keys_[key / kColumns * words_ * kColumns + key % kColumns];
       int64_t k = 0;
       for (; k + kLanes <= words_; k += kLanes) {
@@ -130,13 +154,13 @@ class Attender {
   }
 
   // The block's values as packed rows, two keys a word in bfloat16.
-  void pack_values(const Element* values, const int32_t* cells, int64_t num_keys, int64_t after) {
-    for (int64_t i = 0; i < after; i++) ask_for(values, cells[kKeys + i]);
+  void pack_values(const Cells<T>& own, int64_t num_keys, const Cells<T>& ahead) {
+    for (int64_t i = 0; i < std::min(kKeys, ahead.count); i++) ask_for(ahead.values, ahead.indices[i]);
     int64_t num_words = words_of<T>(kKeys);
     for (int64_t word = 0; word < words_of<T>(num_keys); word++) {
       const Element* rows[2] = {};
       for (int64_t i = 0; i < T::kPerWord; i++)
-        if (int64_t key = word * T::kPerWord + i; key < num_keys) rows[i] = values + cells[key] * head_dim_;
+        if (int64_t key = word * T::kPerWord + i; key < num_keys) rows[i] = own.values + own.indices[key] * head_dim_;
       for (int64_t c = 0; c < head_dim_; c += kColumns) {
         uint32_t* to = &values_[(c / kColumns * num_words + word) * kColumns];
         pair(rows[0] + c, rows[1] == nullptr ? nullptr : rows[1] + c, std::min(kColumns, head_dim_ - c), to);

@@ -13,7 +13,7 @@ from worker_proc.batch import Batch
 from worker_proc.checkpoint import Weights
 from worker_proc.computation import Outcome
 from worker_proc.model_config import ModelConfig
-from worker_proc.native.linear import interleaved, pack
+from worker_proc.native.linear import Packer, interleaved
 from worker_proc.rope import inverse_frequencies, magnitude
 from worker_proc.slots import SlotTables
 
@@ -38,7 +38,7 @@ class NativeComputation:
         self.name = name
         self._config = config
         self._dtype = weights.dtype
-        loader = _Loader(kernels, config, weights, num_threads)
+        loader = _Loader(Packer(kernels, num_threads), config, weights)
         layers = [loader.layer(i) for i in range(config.num_layers)]
         shape = {
             "num_threads": num_threads,
@@ -116,13 +116,10 @@ def _rows(*arrays: IntArray) -> torch.Tensor:
 class _Loader:
     """Weights by the names that exports.cpp has for them."""
 
-    def __init__(
-        self, kernels: Module, config: ModelConfig, weights: Weights, num_threads: int
-    ) -> None:
-        self._kernels = kernels
+    def __init__(self, packer: Packer, config: ModelConfig, weights: Weights) -> None:
+        self._packer = packer
         self._config = config
         self._weights = weights
-        self._num_threads = num_threads
 
     def layer(self, index: int) -> _Tensors:
         prefix = f"model.layers.{index}."
@@ -151,12 +148,12 @@ class _Loader:
             ).contiguous(),
         }
         if config.tie_word_embeddings:
-            return {**found, "head": self._packed([self._weights.view(table)])}
-        head = self._packed([self._weights.view("lm_head.weight")])
+            return {**found, "head": self._packer.pack([self._weights.view(table)])}
+        head = self._packer.pack([self._weights.view("lm_head.weight")])
         return {**found, "head": head, "embedding": self._weights.take(table)}
 
     def _product(self, name: str, matrices: Sequence[str]) -> _Tensors:
-        found = {name: self._packed([self._weights.view(f"{m}.weight") for m in matrices])}
+        found = {name: self._packer.pack([self._weights.view(f"{m}.weight") for m in matrices])}
         if f"{matrices[0]}.bias" in self._weights:
             found[f"{name}_bias"] = torch.cat([self._floats(f"{m}.bias") for m in matrices])
         return found
@@ -164,13 +161,10 @@ class _Loader:
     def _gate_up(self, prefix: str) -> _Tensors:
         gate, up = f"{prefix}gate_proj", f"{prefix}up_proj"
         weight = interleaved(*(self._weights.view(f"{m}.weight") for m in (gate, up)))
-        found = {"gate_up": self._packed([weight])}
+        found = {"gate_up": self._packer.pack([weight])}
         if f"{gate}.bias" in self._weights:
             found["gate_up_bias"] = interleaved(*(self._floats(f"{m}.bias") for m in (gate, up)))
         return found
-
-    def _packed(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        return pack(self._kernels, parts, self._num_threads)
 
     def _floats(self, name: str) -> torch.Tensor:
         """Norms and biases are kept in float32; they hold the model's dtype's values."""

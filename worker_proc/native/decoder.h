@@ -142,14 +142,20 @@ class Decoder {
       put(sums, std::min(kColumns, qkv_.width() - column), qkv_.row(row) + column);
     });
     team_.share(rank, n, [&](int64_t row) { place(rank, index, row, step.out_loc[row], pool); });
-    team_.share(rank, int64_t(blocks_.size()) * num_kv_heads, [&](int64_t item) {
+    int64_t num_items = int64_t(blocks_.size()) * num_kv_heads;
+    auto cells = [&](int64_t item) -> Cells<T> {
+      if (item == num_items) return {};
+      const Segment& segment = step.segments[blocks_[item / num_kv_heads].segment];
+      int64_t place = pool.place(index, item % num_kv_heads);
+      return {pool.keys + place, pool.values + place, segment.cells, segment.start + segment.length};
+    };
+    team_.share(rank, num_items, [&](int64_t item) {
       const QueryBlock& block = blocks_[item / num_kv_heads];
-      const Segment& segment = step.segments[block.segment];
-      int64_t head = item % num_kv_heads, place = pool.place(index, head);
+      int64_t row = step.segments[block.segment].row, column = item % num_kv_heads * group_width;
       attenders_[rank].attend(
-          segment, block.first, block.count, pool.keys + place, pool.values + place,
-          [&](int64_t token) { return qkv_.row(segment.row + token) + head * group_width; },
-          [&](int64_t token) { return attended_.row(segment.row + token) + head * group_width; });
+          step.segments[block.segment], block.first, block.count, cells(item), cells(item + 1),
+          [&](int64_t token) { return qkv_.row(row + token) + column; },
+          [&](int64_t token) { return attended_.row(row + token) + column; });
     });
     add(rank, layer.out, attended_, n);
   }

@@ -44,18 +44,21 @@ int64_t words_of_dtype(const TensorView& t, int64_t features) {
   return is_bfloat16(t) ? words_of<BFloat16>(features) : features;
 }
 
-// weight: [rows, in_features] -> the columns [first, first + rows) of packed: int32 [blocks, words, 32], in large pages where
-// the system has them.
+// Asks the system for large pages where it has them: `memory` begins and ends at their borders, and was not touched yet.
+void use_large_pages(TensorView memory) {
+  check(memory.IsContiguous(), "the memory must be contiguous");
+#ifdef MADV_HUGEPAGE
+  madvise(memory.data_ptr(), memory.numel() * memory.dtype().bits / 8, MADV_HUGEPAGE);
+#endif
+}
+
+// weight: [rows, in_features] -> the columns [first, first + rows) of packed: int32 [blocks, words, 32].
 void pack(TensorView weight, int64_t first, TensorView packed, int64_t num_threads) {
   check(weight.ndim() == 2 && weight.IsContiguous(), "the weight must be a contiguous matrix");
   int64_t words = words_of_dtype(weight, weight.size(1)), width = weight.size(1) * weight.dtype().bits / 8;
   check(packed.ndim() == 3 && packed.IsContiguous() && packed.size(1) == words && packed.size(2) == kColumns &&
             packed.dtype().bits == 32 && 0 <= first && first + weight.size(0) <= packed.size(0) * kColumns,
         "the packed weights have another shape or dtype than the weight");
-  constexpr uintptr_t kHuge = 2 << 20;
-  auto begin = (uintptr_t)packed.data_ptr();
-  uintptr_t from = (begin + kHuge - 1) / kHuge * kHuge, to = (begin + packed.numel() * 4) / kHuge * kHuge;
-  if (from < to) madvise((void*)from, to - from, MADV_HUGEPAGE);
   Team team(int(num_threads), {});
   int64_t last = first + weight.size(0);
   team.run([&](int rank) {
@@ -209,4 +212,5 @@ Map<String, Function> make_decoder(bool bfloat16, Map<String, double> shape, Ten
 }  // namespace tandem
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(pack, tandem::pack);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(use_large_pages, tandem::use_large_pages);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(make_decoder, tandem::make_decoder);

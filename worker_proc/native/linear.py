@@ -1,5 +1,6 @@
 """Weights in the kernels' packed layout (see product.h): int32 [blocks of 32 rows, words, 32]."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -9,17 +10,46 @@ COLUMNS = 32
 """Of a packed block: rows of the weight."""
 
 
-def pack(kernels: Module, parts: Sequence[torch.Tensor], num_threads: int) -> torch.Tensor:
-    """Matrices of equal width, stacked and packed. parts: [n, in_features] each, of one dtype."""
-    rows = sum(len(part) for part in parts)
-    words = -(-parts[0].shape[1] * parts[0].itemsize // 4)
-    packed = torch.empty((-(-rows // COLUMNS), words, COLUMNS), dtype=torch.int32)
-    packed[rows // COLUMNS :].zero_()  # what lies past the last row counts as nothing
-    first = 0
-    for part in parts:
-        kernels.pack(part.contiguous(), first, packed, num_threads)
-        first += len(part)
-    return packed
+_CHUNK_BYTES = 64 << 20
+_HUGE_BYTES = 2 << 20
+
+
+class Packer:
+    """Packs weights side by side into large pieces of memory, which large pages fill well."""
+
+    def __init__(self, kernels: Module, num_threads: int) -> None:
+        self._kernels = kernels
+        self._num_threads = num_threads
+        self._free = torch.empty(0, dtype=torch.int32)
+
+    def pack(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Matrices of equal width, stacked. parts: [n, in_features] each, of one dtype."""
+        rows = sum(len(part) for part in parts)
+        words = -(-parts[0].shape[1] * parts[0].itemsize // 4)
+        packed = self._take((-(-rows // COLUMNS), words, COLUMNS))
+        packed[rows // COLUMNS :].zero_()  # what lies past the last row counts as nothing
+        first = 0
+        for part in parts:
+            self._kernels.pack(part.contiguous(), first, packed, self._num_threads)
+            first += len(part)
+        return packed
+
+    def _take(self, shape: tuple[int, ...]) -> torch.Tensor:
+        """int32 of that shape, from a multiple of 128 bytes on."""
+        size = math.prod(shape)
+        if size > len(self._free):
+            self._free = self._chunk(max(size * 4, _CHUNK_BYTES))
+        taken, self._free = self._free[:size].view(shape), self._free[size:]
+        return taken
+
+    def _chunk(self, size_bytes: int) -> torch.Tensor:
+        """New memory from a large page's border on; what is never written takes no memory."""
+        whole = -(-size_bytes // _HUGE_BYTES) * _HUGE_BYTES
+        memory = torch.empty((whole + _HUGE_BYTES) // 4, dtype=torch.int32)
+        start = -memory.data_ptr() % _HUGE_BYTES // 4
+        chunk = memory[start : start + whole // 4]
+        self._kernels.use_large_pages(chunk)
+        return chunk
 
 
 def interleaved(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:

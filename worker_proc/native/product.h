@@ -20,12 +20,6 @@ constexpr int kMaxRows = kLanes == 16 ? 12 : 4;  // of a tile, whose sums fill t
 constexpr int kUnroll = 8;                       // words of k per turn of the inner loop
 constexpr int64_t kAheadBytes = 8 << 10;         // how far weights are prefetched
 
-// Which cache lines a tile asks for: of every `every` turns' weights at `at`, the `phase`th.
-struct Prefetch {
-  const char* at;
-  int every, phase;
-};
-
 // Activations: rows of words, `stride` words apart. Give the stride one cache line more than the rows fill, so that a tile's
 // rows don't all fall into one set of the cache.
 struct RowWords {
@@ -35,7 +29,7 @@ struct RowWords {
 
 // sums[r][c] = the sum over k of rows[r][k] · weights[k][c], for ROWS rows and kPassColumns columns.
 template <class T, int ROWS>
-void tile(const uint32_t* weights, int64_t words, RowWords rows, Prefetch ahead, float (*sums)[kColumns]) {
+void tile(const uint32_t* weights, int64_t words, RowWords rows, float (*sums)[kColumns]) {
   Floats found[ROWS][kWide] = {};
   auto step = [&](int64_t k) {
     typename T::Loaded loaded[kWide];
@@ -47,18 +41,13 @@ void tile(const uint32_t* weights, int64_t words, RowWords rows, Prefetch ahead,
       for (int v = 0; v < kWide; v++) found[r][v] = T::add(found[r][v], loaded[v], rows.words[r * rows.stride + k]);
   };
   int64_t k = 0;
-  int turn = ahead.phase;
-  for (; k + kUnroll <= words; k += kUnroll) {
-    bool fetch = turn == 0;
-    turn = fetch ? ahead.every - 1 : turn - 1;
+  for (; k + kUnroll <= words; k += kUnroll)
     for (int i = 0; i < kUnroll; i++) {
-      if (fetch) {
-        __builtin_prefetch(ahead.at + (k + i) * kColumns * 4);
-        __builtin_prefetch(ahead.at + (k + i) * kColumns * 4 + 64);
-      }
+      const char* ahead = (const char*)(weights + (k + i) * kColumns) + kAheadBytes;
+      __builtin_prefetch(ahead);
+      __builtin_prefetch(ahead + 64);
       step(k + i);
     }
-  }
   for (; k < words; k++) step(k);
 #pragma GCC unroll 16
   for (int r = 0; r < ROWS; r++)
@@ -66,7 +55,7 @@ void tile(const uint32_t* weights, int64_t words, RowWords rows, Prefetch ahead,
 }
 
 template <class T>
-using Tile = void (*)(const uint32_t*, int64_t, RowWords, Prefetch, float (*)[kColumns]);
+using Tile = void (*)(const uint32_t*, int64_t, RowWords, float (*)[kColumns]);
 
 template <class T, int... ROWS>
 Tile<T> tile_of(int rows, std::integer_sequence<int, ROWS...>) {
@@ -82,12 +71,9 @@ void block_product(const uint32_t* weights, int64_t words, RowWords rows, int64_
   for (int64_t t = 0, row = 0; t < num_tiles; t++) {
     int height = int((num_rows - row) / (num_tiles - t));
     Tile<T> run = tile_of<T>(height, std::make_integer_sequence<int, kMaxRows>());
-    // A single tile reads its own weights ahead; several share out the next block's among them.
-    Prefetch ahead = num_tiles > 1 ? Prefetch{(const char*)(weights + words * kColumns), int(num_tiles), int(t)}
-                                   : Prefetch{(const char*)weights + kAheadBytes, 1, 0};
     alignas(64) float sums[kMaxRows][kColumns];
     for (int64_t c = 0; c < kColumns; c += kPassColumns)
-      run(weights + c, words, {rows.words + row * rows.stride, rows.stride}, ahead, (float(*)[kColumns])(&sums[0][c]));
+      run(weights + c, words, {rows.words + row * rows.stride, rows.stride}, (float(*)[kColumns])(&sums[0][c]));
     finish(row, height, sums);
     row += height;
   }

@@ -2,7 +2,8 @@
 
 import pytest
 
-from runtime.messages import FinishReason, Rejected
+from runtime.errors import ProtocolError
+from runtime.messages import Finish, FinishReason, Rejected
 from tests.scheduling import Harness
 
 PROMPT = list(range(302))
@@ -222,3 +223,13 @@ def test_the_deadlines_of_ended_requests_are_forgotten() -> None:
     harness.expire(7.0)
     harness.run_and_check()
     assert harness.ends[kept] is FinishReason.ABORT
+
+
+@pytest.mark.parametrize("keep", [-1, 3])
+def test_a_finish_that_keeps_what_the_request_has_not_had_is_refused(keep: int) -> None:
+    harness = Harness(16, page_size=1)
+    request = harness.submit([1, 2, 3], 8)
+    while len(harness.outputs[request]) < 2:
+        harness.step()
+    with pytest.raises(ProtocolError, match=f"first {keep} output tokens; it has had 2"):
+        harness.scheduler.finish(Finish(request=request, keep=keep))

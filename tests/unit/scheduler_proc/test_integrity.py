@@ -247,6 +247,10 @@ def slot_decodes_two_tokens(parts: Parts) -> None:
     parts.slots.promised[parts.decoding] += 1
 
 
+def rank_is_forgotten(parts: Parts) -> None:
+    parts.planner._count_rank(parts.request(parts.decoding).rank, -1)
+
+
 def too_many_plans_are_in_flight(parts: Parts) -> None:
     parts.scheduler._in_flight.extend([parts.scheduler._in_flight[0]] * 2)
 
@@ -300,6 +304,7 @@ FAULTS: list[tuple[Callable[[Parts], None], str]] = [
     (slot_decodes_and_catches_up, WRONG_LIST),
     (slot_without_a_request_is_planned, "a slot without a request is planned"),
     (slot_decodes_two_tokens, r"slot \d decodes 2 tokens at once"),
+    (rank_is_forgotten, "the running requests' ranks are not"),
     (too_many_plans_are_in_flight, "3 plans in flight, 2 allowed"),
 ]
 

@@ -9,7 +9,8 @@ from runtime.messages import FinishCode, StepResult, Submit, TokenBatch
 from runtime.options import SchedulerOptions
 from runtime.sampling import SamplingParams
 from runtime.types import RequestId
-from scheduler_proc.policies import PATIENCE
+from scheduler_proc.policies import PATIENCE, HighestPriorityFirst
+from scheduler_proc.request import Request
 from scheduler_proc.scheduler import Scheduler
 from worker_proc.simulated import SimulatedEngine, Simulation
 
@@ -136,6 +137,16 @@ def test_a_higher_priority_pushes_others_out_for_their_pages() -> None:
     assert sorted(driver.ended[1:]) == small
 
 
+def test_while_admissions_are_closed_nobody_is_pushed_out_for_one_who_cannot_come_in() -> None:
+    driver = Driver("priority", num_slots=2, num_pages=24)
+    old, young = (driver.submit([n, n], max_tokens=18) for n in (1, 2))
+    while not driver.scheduler.counters.retractions:
+        driver.step()
+    urgent = driver.submit([5], priority=5)
+    assert driver.run() == [old, urgent, young]
+    assert driver.scheduler.counters.retractions == 1
+
+
 def test_an_equal_priority_pushes_nobody_out() -> None:
     driver = Driver("priority")
     first = driver.submit([1], max_tokens=10, priority=3)
@@ -170,3 +181,46 @@ def test_every_request_ends_under_a_stream_of_others(policy: str) -> None:
         driver.step()
     driver.run()
     assert len(driver.ended) == len(set(driver.ended)) == driver.submit([1])
+
+
+def test_the_first_by_priority_is_the_first_of_all_that_wait() -> None:
+    """The policy looks at the oldest of each priority only; here all are compared."""
+    rng = np.random.default_rng(0)
+    policy, waiting, num_admitted = HighestPriorityFirst(), list[Request](), 0
+    for number in range(600):
+        newcomer = request(number, priority=int(rng.integers(-3, 4)))
+        newcomer.queued_at = num_admitted
+        policy.joins(newcomer)
+        waiting.append(newcomer)
+        if number % 6 == 0:
+            leaver = waiting.pop(int(rng.integers(len(waiting))))
+            policy.leaves(leaver)
+        if number % 2 and waiting:
+            chosen = policy.choose(waiting, num_admitted)
+            grown = {r: r.submit.priority - r.queued_at / PATIENCE for r in waiting}
+            assert chosen is max(waiting, key=lambda r: (grown[r], -r.submit.arrival))
+            policy.leaves(chosen)
+            waiting.remove(chosen)
+            num_admitted += 1
+
+
+def test_a_retracted_request_waits_at_its_old_place_among_its_priority() -> None:
+    policy = HighestPriorityFirst()
+    first, second = request(0, priority=2), request(1, priority=2)
+    policy.joins(second)
+    first.num_retractions = 1
+    policy.joins(first)
+    assert policy.choose([first, second], 0) is first
+
+
+def request(number: int, priority: int) -> Request:
+    submit = Submit(
+        request=RequestId(number),
+        arrival=number,
+        token_ids=np.array([1], np.int32),
+        sampling=SamplingParams(max_tokens=1),
+        stop_ids=(),
+        deadline_s=None,
+        priority=priority,
+    )
+    return Request(submit, None, submit.token_ids)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from runtime.errors import InternalError
-from tests.plans import PlanMaker, int32
+from tests.plans import PlanMaker, int32, rows
 from worker_proc.batch import make_batch, ranges
 
 
@@ -44,7 +44,7 @@ def test_a_plan_that_contradicts_itself_is_refused() -> None:
     with pytest.raises(InternalError, match="5 tokens in segments but 4 out_loc"):
         make_batch(replace(plan, out_loc=plan.out_loc[:4]))
     with pytest.raises(InternalError, match="empty segment"):
-        make_batch(replace(plan, seg_lens=int32([0]), out_loc=int32([])))
+        make_batch(replace(plan, segments=rows(4, [(0, 0, 0, 1)]), out_loc=int32([])))
 
 
 def test_ranges_are_laid_end_to_end() -> None:

@@ -10,7 +10,7 @@ import pytest
 from runtime.errors import IntegrityError
 from runtime.messages import StepPlan
 from runtime.sampling import SamplingParams
-from tests.plans import PlanMaker, int32
+from tests.plans import PlanMaker, int32, rows
 from worker_proc.simulated import SimulatedEngine, Simulation, answer_alone
 
 PROMPT = [11, 22, 33, 44, 55]
@@ -83,15 +83,13 @@ def test_tokens_come_in_plan_order_from_the_sampling_segments() -> None:
     assert engine.execute(maker.plan((1, 0, 2, True), (0, 0, 2, False))).tolist() == [4]
     maker.rows[1].append(3)
     plan = maker.plan((0, 2, 1, True), (1, 2, 1, True))
-    plan = replace(plan, page_slots=int32([1]), page_indices=int32([1]), page_ids=int32([3]))
+    plan = replace(plan, pages=rows(3, [(1, 1, 3)]))
     assert engine.execute(plan).tolist() == [1, 5]
 
 
 def test_attend_notices_a_wrongly_mapped_page() -> None:
     plans = plans_of(PROMPT, [0, 1, 2, 3], 3)
-    remapped = replace(
-        plans[1], page_slots=int32([1]), page_indices=int32([0]), page_ids=int32([5])
-    )
+    remapped = replace(plans[1], pages=rows(3, [(1, 0, 5)]))
     right = outputs_of(engine_of("attend"), plans)
     wrong = outputs_of(engine_of("attend"), [plans[0], remapped, plans[2]])
     assert right[0] == wrong[0]
