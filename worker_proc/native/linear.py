@@ -1,4 +1,6 @@
-"""Weights in the kernels' packed layout (see product.h): int32 [blocks of 32 rows, words, 32]."""
+"""Weights in the kernels' packed layout: int32 [blocks of 32 rows, words, 32] (product.h), or quantized
+[blocks of 32 rows, groups, words of a group] (quantized.h).
+"""
 
 import math
 from collections.abc import Sequence
@@ -8,6 +10,20 @@ from tvm_ffi import Module
 
 COLUMNS = 32
 """Of a packed block: rows of the weight."""
+
+INT8 = "plain"
+"""What `Packer.quantized` calls numbers that aren't quantized yet."""
+
+_GROUPS = {
+    INT8: (64, 528),
+    "Q8_0": (34, 272),
+    "Q4_0": (18, 144),
+    "Q4_1": (20, 160),
+    "Q4_K": (18, 160),
+}
+"""By how a matrix is stored: what a row has per group (numbers where they aren't quantized, else
+bytes; Q4_K in the mean of its blocks), and the words of a packed group of 32 columns.
+"""
 
 
 _CHUNK_BYTES = 64 << 20
@@ -31,6 +47,25 @@ class Packer:
         first = 0
         for part in parts:
             self._kernels.pack(part.contiguous(), first, packed, self._num_threads)
+            first += len(part)
+        return packed
+
+    def quantized(self, stored: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Matrices of equal width, stacked: numbers quantized to 8 bits, or blocks as they are.
+
+        stored: INT8, then parts are [n, in_features] of one dtype; or one of GGUF's types, then they
+        are uint8 [n, bytes of a row].
+        """
+        rows = sum(len(part) for part in parts)
+        units, words = _GROUPS[stored]
+        groups = -(-parts[0].shape[1] // units)
+        packed = self._take((-(-rows // COLUMNS), groups, words))
+        packed[rows // COLUMNS :].zero_()
+        first = 0
+        for part in parts:
+            self._kernels.pack_quantized(
+                part.contiguous(), stored, first, packed, self._num_threads
+            )
             first += len(part)
         return packed
 

@@ -134,11 +134,10 @@ constexpr int kQuantizedMaxRows = kLanes == 16 ? 8 : 4;  // whose whole numbers 
 // sums[r][c] = the sum over k of rows[r][k] · weights[k][c], for ROWS rows and the block's columns [first, first +
 // kQuantizedPassColumns).
 template <class Q, int ROWS>
-void quantized_tile(const typename Q::Group* weights, int64_t first, int64_t num_groups, GroupRows rows, Prefetch ahead,
+void quantized_tile(const typename Q::Group* weights, int64_t first, int64_t num_groups, GroupRows rows,
                     float (*sums)[kColumns]) {
   constexpr int kWide = kQuantizedWide;
   Floats found[ROWS][kWide] = {};
-  int turn = ahead.phase;
   for (int64_t g = 0; g < num_groups; g++) {
     const typename Q::Group& group = weights[g];
     const ActivationGroup<Q>* x[ROWS];
@@ -149,11 +148,8 @@ void quantized_tile(const typename Q::Group* weights, int64_t first, int64_t num
     for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 2
       for (int v = 0; v < kWide; v++) dots[r][v] = Q::kLeast ? Ints{} : x[r]->start - Ints{};
-    bool fetch = turn == 0;
-    turn = fetch ? ahead.every - 1 : turn - 1;
-    if (fetch)
-      for (size_t byte = 0; byte < sizeof group - Q::kWords * 128; byte += 64)
-        __builtin_prefetch(ahead.at + g * sizeof group + byte);
+    const char* ahead = (const char*)&group + kAheadBytes;
+    for (size_t byte = 0; byte < sizeof group - sizeof group.words; byte += 64) __builtin_prefetch(ahead + byte);
     auto step = [&](int word, int quad, int shift) {
 #pragma GCC unroll 2
       for (int v = 0; v < kWide; v++) {
@@ -165,11 +161,9 @@ void quantized_tile(const typename Q::Group* weights, int64_t first, int64_t num
     };
 #pragma GCC unroll 4
     for (int i = 0; i < Q::kWords; i++) {
-      if (fetch) {
-        const char* at = ahead.at + (g + 1) * sizeof group - (Q::kWords - i) * 128;
-        __builtin_prefetch(at);
-        __builtin_prefetch(at + 64);
-      }
+      const char* words_ahead = (const char*)group.words[i] + kAheadBytes;
+      __builtin_prefetch(words_ahead);
+      __builtin_prefetch(words_ahead + 64);
       step(i, i, 0);
       if (Q::kBits == 4) step(i, i + Q::kWords, 4);
     }
@@ -193,7 +187,7 @@ void quantized_tile(const typename Q::Group* weights, int64_t first, int64_t num
 }
 
 template <class Q>
-using QuantizedTile = void (*)(const typename Q::Group*, int64_t, int64_t, GroupRows, Prefetch, float (*)[kColumns]);
+using QuantizedTile = void (*)(const typename Q::Group*, int64_t, int64_t, GroupRows, float (*)[kColumns]);
 
 template <class Q, int... ROWS>
 QuantizedTile<Q> quantized_tile_of(int rows, std::integer_sequence<int, ROWS...>) {
@@ -209,11 +203,9 @@ void quantized_block_product(const typename Q::Group* weights, int64_t num_group
   for (int64_t t = 0, row = 0; t < num_tiles; t++) {
     int height = int((num_rows - row) / (num_tiles - t));
     QuantizedTile<Q> run = quantized_tile_of<Q>(height, std::make_integer_sequence<int, kQuantizedMaxRows>());
-    Prefetch ahead = num_tiles > 1 ? Prefetch{(const char*)(weights + num_groups), int(num_tiles), int(t)}
-                                   : Prefetch{(const char*)weights + kAheadBytes, 1, 0};
     alignas(64) float sums[kQuantizedMaxRows][kColumns];
     for (int64_t c = 0; c < kColumns; c += kQuantizedPassColumns)
-      run(weights, c, num_groups, {rows.groups + row * rows.stride, rows.stride}, ahead, sums);
+      run(weights, c, num_groups, {rows.groups + row * rows.stride, rows.stride}, sums);
     finish(row, height, sums);
     row += height;
   }
@@ -265,29 +257,34 @@ void quantize(const float* values, ActivationGroup<Q>& to) {
   }
 }
 
-// Activations quantized for products with Q's weights.
+// Room for activations quantized for products with Q's weights, whichever Q that is.
 class QuantizedRows {
  public:
-  template <class Q>
   void reserve(int64_t num_rows, int64_t width) {
-    num_groups_ = divided_up(width, Q::kGroup);
-    stride_ = divided_up(num_groups_ * int64_t(sizeof(ActivationGroup<Q>)), 64) * 64 + 64;
-    bytes_.reserve(num_rows * stride_);
+    bytes_.reserve(num_rows * std::max(stride<Int8>(width), stride<EightBits>(width)));
   }
 
-  GroupRows groups() { return {bytes_.data(), stride_}; }
+  template <class Q>
+  GroupRows groups(int64_t width) {
+    return {bytes_.data(), stride<Q>(width)};
+  }
 
-  // values: [width], room for whole groups after them.
+  // values: [width], with room for whole groups.
   template <class Q>
   void put(int64_t index, float* values, int64_t width) {
-    std::fill(values + width, values + num_groups_ * Q::kGroup, 0.0f);
-    auto* to = (ActivationGroup<Q>*)(bytes_.data() + index * stride_);
-    for (int64_t g = 0; g < num_groups_; g++) quantize<Q>(values + g * Q::kGroup, to[g]);
+    int64_t num_groups = divided_up(width, Q::kGroup);
+    std::fill(values + width, values + num_groups * Q::kGroup, 0.0f);
+    auto* to = (ActivationGroup<Q>*)(bytes_.data() + index * stride<Q>(width));
+    for (int64_t g = 0; g < num_groups; g++) quantize<Q>(values + g * Q::kGroup, to[g]);
   }
 
  private:
+  template <class Q>
+  static int64_t stride(int64_t width) {
+    return divided_up(divided_up(width, Q::kGroup) * int64_t(sizeof(ActivationGroup<Q>)), 64) * 64 + 64;
+  }
+
   Buffer<char> bytes_;
-  int64_t num_groups_ = 0, stride_ = 0;
 };
 
 inline void add_bias(const Matrix& weight, int64_t column, float* sums) {
