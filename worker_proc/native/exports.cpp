@@ -116,6 +116,50 @@ void pack_quantized(TensorView weight, String stored, int64_t first, TensorView 
   is_bfloat16(weight) ? plain(BFloat16()) : plain(Float32());
 }
 
+// The format follows from the size of a packed group.
+template <class T, class View>
+Matrix matrix_of(const View& packed, const float* bias, int64_t out_features, int64_t in_features, const char* name) {
+  check(packed.ndim() == 3 && packed.IsContiguous() && packed.dtype().bits == 32 &&
+            packed.size(0) == divided_up(out_features, kColumns),
+        name);
+  Matrix found = {(const uint32_t*)packed.data_ptr(), bias, out_features, in_features};
+  if (packed.size(1) == words_of<T>(in_features) && packed.size(2) == kColumns) return found;
+  for (Format format : {Format::kInt8, Format::kEightBits, Format::kFourBits, Format::kFourBitsLeast})
+    with_format(format, [&](auto kind) {
+      if (is_packed_as<decltype(kind)>(packed, in_features)) found.format = format;
+    });
+  check(found.format != Format::kPlain, name);
+  return found;
+}
+
+template <class T>
+void product_of(TensorView weight, TensorView x, TensorView y, int64_t num_threads) {
+  int64_t num_rows = x.size(0), in_features = x.size(1), out_features = y.size(1);
+  Matrix matrix = matrix_of<T>(weight, nullptr, out_features, in_features, "the weight is of another shape than x and y");
+  Team team(int(num_threads), {});
+  Products<T> products(team);
+  Rows<T> rows;
+  rows.reserve(num_rows, in_features);
+  products.reserve(num_rows, in_features);
+  for (int64_t r = 0; r < num_rows; r++) {
+    std::copy_n((const typename T::Element*)x.data_ptr() + r * in_features, in_features, rows.row(r));
+    rows.pad(r);
+  }
+  team.run([&](int rank) {
+    products.multiply(rank, matrix, rows, num_rows, [&](int64_t row, int64_t column, const float* sums) {
+      std::copy_n(sums, std::min(kColumns, out_features - column), (float*)y.data_ptr() + row * out_features + column);
+    });
+  });
+}
+
+// One product by itself, for tests and measurements. weight: packed. x: [n, in_features]. y: float32 [n, out_features].
+void product(TensorView weight, TensorView x, TensorView y, int64_t num_threads) {
+  check(x.ndim() == 2 && y.ndim() == 2 && x.size(0) == y.size(0) && x.IsContiguous() && y.IsContiguous() && is_float32(y) &&
+            (is_float32(x) || is_bfloat16(x)),
+        "x must be float32 or bfloat16 [n, in_features] and y float32 [n, out_features]");
+  is_bfloat16(x) ? product_of<BFloat16>(weight, x, y, num_threads) : product_of<Float32>(weight, x, y, num_threads);
+}
+
 template <class T>
 class Model {
  public:
@@ -196,19 +240,8 @@ class Model {
   }
 
   static Matrix matrix(const Tensors& from, const std::string& name, int64_t out_features, int64_t in_features) {
-    Tensor t = from.at(name);
-    check(t.ndim() == 3 && t.IsContiguous() && t.dtype().bits == 32 && t.size(0) == divided_up(out_features, kColumns),
-          name.c_str());
-    Matrix found = {(const uint32_t*)t.data_ptr(), floats(from, (name + "_bias").c_str(), out_features, true), out_features,
-                    in_features};
-    bool plain = t.size(1) == words_of<T>(in_features) && t.size(2) == kColumns;
-    // The size of a group tells the format.
-    for (Format format : {Format::kInt8, Format::kEightBits, Format::kFourBits, Format::kFourBitsLeast})
-      with_format(format, [&](auto kind) {
-        if (!plain && is_packed_as<decltype(kind)>(t, in_features)) found.format = format;
-      });
-    check(plain || found.format != Format::kPlain, name.c_str());
-    return found;
+    const float* bias = floats(from, (name + "_bias").c_str(), out_features, true);
+    return matrix_of<T>(from.at(name), bias, out_features, in_features, name.c_str());
   }
 
   Pool<T> pool_of(TensorView keys, TensorView values) {
@@ -265,6 +298,7 @@ Map<String, Function> make_decoder(bool bfloat16, Map<String, double> shape, Ten
 }  // namespace tandem
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(pack, tandem::pack);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(product, tandem::product);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(pack_quantized, tandem::pack_quantized);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(use_large_pages, tandem::use_large_pages);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(make_decoder, tandem::make_decoder);
