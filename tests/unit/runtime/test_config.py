@@ -31,6 +31,7 @@ OTHER_VALUES: Mapping[str, Any] = {
     "tokenizer": "./tokenizer",
     "load_format": "dummy",
     "dtype": "float32",
+    "quantization": "int8",
     "max_seq_len_override": 4096,
     "max_running_req": 8,
     "max_queued_req": 16,
