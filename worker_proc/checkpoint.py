@@ -39,7 +39,7 @@ class Quantization(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocks:
-    """A matrix as a GGUF file has it. data: uint8 [rows, bytes of a row], may be a view of the file."""
+    """A matrix as a GGUF file has it. data: uint8 [rows, bytes of a row], perhaps a view of it."""
 
     type_name: str
     data: torch.Tensor

@@ -1,5 +1,5 @@
-"""A model out of a GGUF file: its config from the metadata, its weights one at a time, dequantized or
-in the blocks that they are stored in.
+"""A model out of a GGUF file: its config from the metadata, its weights one at a time, dequantized
+or in the blocks that they are stored in.
 
 llama.cpp stores the query and key rows of some architectures in another order (pairs of rope side
 by side); they are put back here, so the models know one order only.

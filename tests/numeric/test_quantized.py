@@ -17,7 +17,7 @@ from worker_proc.native.linear import INT8, Packer
 
 _VARIANTS = {variant.name: variant for variant in build.runnable()}
 _STORED = [INT8, *KEPT_TYPES]
-# Outputs and inputs that fill blocks of 32 and groups, and that don't; stored types have whole ones.
+# Outputs and inputs that fill blocks of 32 and groups, and that don't; GGUF's have whole groups.
 _WIDTHS = [(64, 128), (32, 2), (1, 1), (33, 7), (100, 513), (70, 1030), (257, 96)]
 _STORED_WIDTHS = [(64, 256), (1, 512), (70, 768), (257, 256)]
 _ROWS = [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 33, 70]

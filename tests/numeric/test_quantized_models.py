@@ -1,5 +1,5 @@
-"""Whole models with 8-bit and 4-bit weights: near what plain weights give, and the same bits alone, in
-company, in chunks and with any number of threads.
+"""Whole models with 8-bit and 4-bit weights: near what plain weights give, and the same bits alone,
+in company, in chunks and with any number of threads.
 """
 
 from pathlib import Path

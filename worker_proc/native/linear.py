@@ -1,5 +1,5 @@
-"""Weights in the kernels' packed layout: int32 [blocks of 32 rows, words, 32] (product.h), or quantized
-[blocks of 32 rows, groups, words of a group] (quantized.h).
+"""Weights in the kernels' packed layout: int32 [blocks of 32 rows, words, 32] (product.h), or
+quantized [blocks of 32 rows, groups, words of a group] (quantized.h).
 """
 
 import math
@@ -53,8 +53,8 @@ class Packer:
     def quantized(self, stored: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """Matrices of equal width, stacked: numbers quantized to 8 bits, or blocks as they are.
 
-        stored: INT8, then parts are [n, in_features] of one dtype; or one of GGUF's types, then they
-        are uint8 [n, bytes of a row].
+        stored: INT8, then parts are [n, in_features] of one dtype; or one of GGUF's types, then
+        they are uint8 [n, bytes of a row].
         """
         rows = sum(len(part) for part in parts)
         units, words = _GROUPS[stored]
