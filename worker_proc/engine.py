@@ -167,6 +167,7 @@ def _computation(
             # The kernels have threads of their own: torch's would stand in their way.
             torch.set_num_threads(1)
             cpus = cpus_for(num_threads)
+            log.info("quantization of the weights: %s", weights.quantization.value)
             return NativeComputation(kernels, variant.name, config, weights, cpus, num_threads)
     if weights.quantization is Quantization.INT8:
         raise ConfigError(

@@ -27,7 +27,7 @@ void put(typename Q::Group& group, int64_t column, uint16_t scale, uint16_t leas
   for (int i = 0; i < Q::kWords; i++) std::memcpy(&group.words[i][column], bytes + 4 * i, 4);
 }
 
-// What a row of a matrix is stored as, in `kBytes` per `kGroups` groups; read(bytes, put) calls put(group, scale, least, bytes).
+// GGUF's types: blocks of kBytes, which become kGroups groups. read(block, put) calls put(group, scale, least, bytes) for each.
 struct Q8_0 {
   using Packed = EightBits;
   static constexpr int kBytes = 34, kGroups = 1;
@@ -78,7 +78,7 @@ struct Q4_K {
   }
 };
 
-// Rows [first, last) of a matrix, rows_from(first) the bytes of the first, into the packed form of its format.
+// Rows [first, first + num_rows) of a matrix, `row_bytes` each, into the packed form of their type.
 template <class Stored>
 void pack_blocks(const uint8_t* rows, int64_t first, int64_t num_rows, int64_t row_bytes, void* packed) {
   using Q = typename Stored::Packed;
@@ -103,11 +103,11 @@ void pack_plain(const typename T::Element* rows, int64_t first, int64_t num_rows
     for (int64_t g = 0; g < num_groups; g++) {
       float values[Q::kGroup] = {};
       widen<T>(rows + (r - first) * width + g * Q::kGroup, std::min<int64_t>(Q::kGroup, width - g * Q::kGroup), values);
-      uint16_t scale = narrow_half(magnitude(values, Q::kGroup) / 127.0f);
+      uint16_t scale = narrow_half(magnitude<Q::kGroup>(values) / 127.0f);
       float factor = scale ? 1.0f / widen_half(scale) : 0.0f;
       uint8_t bytes[Q::kGroup];
       for (int i = 0; i < Q::kGroup; i += kLanes) {
-        // The scale was rounded, so that the largest may come out past 127, but never past 128.
+        // The scale was rounded, so that the largest may come out past 127.
         Ints whole = rounded(load<Floats>(values + i), factor);
         whole = whole > 127 ? Ints{} + 127 : whole < -127 ? Ints{} - 127 : whole;
         store(bytes + i, __builtin_convertvector(whole + 128, Bytes));

@@ -159,14 +159,15 @@ void quantized_tile(const typename Q::Group* weights, int64_t first, int64_t num
         for (int r = 0; r < ROWS; r++) dots[r][v] = quads.add(dots[r][v], x[r]->words + quad * kXWords);
       }
     };
-#pragma GCC unroll 4
-    for (int i = 0; i < Q::kWords; i++) {
-      const char* words_ahead = (const char*)group.words[i] + kAheadBytes;
-      __builtin_prefetch(words_ahead);
-      __builtin_prefetch(words_ahead + 64);
-      step(i, i, 0);
-      if (Q::kBits == 4) step(i, i + Q::kWords, 4);
-    }
+    constexpr int kTurn = 4;  // words, unrolled
+    for (int turn = 0; turn < Q::kWords; turn += kTurn)
+      for (int i = turn; i < turn + kTurn; i++) {
+        const char* words_ahead = (const char*)group.words[i] + kAheadBytes;
+        __builtin_prefetch(words_ahead);
+        __builtin_prefetch(words_ahead + 64);
+        step(i, i, 0);
+        if (Q::kBits == 4) step(i, i + Q::kWords, 4);
+      }
 #pragma GCC unroll 2
     for (int v = 0; v < kWide; v++) {
       Floats scales = widen_halves(group.scales + first + v * kLanes);
@@ -211,16 +212,27 @@ void quantized_block_product(const typename Q::Group* weights, int64_t num_group
   }
 }
 
-// The largest magnitude among count values, of which a NaN is the largest of all. count: a multiple of kLanes.
-inline float magnitude(const float* values, int64_t count) {
-  Ints most = {};
-  for (int64_t i = 0; i < count; i += kLanes) {
-    Ints bits = (Ints)((Words)load<Floats>(values + i) & 0x7fffffff);
-    most = bits > most ? bits : most;
+// Every lane folded with every other: two(a, b) must not care for order.
+template <class Two>
+int32_t fold_lanes(Ints value, Two&& two) {
+#pragma GCC unroll 4
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    Ints partners;
+#pragma GCC unroll 16
+    for (int lane = 0; lane < kLanes; lane++) partners[lane] = lane ^ width;
+    value = two(value, __builtin_shuffle(value, partners));
   }
-  int32_t top = 0;
-  for (int i = 0; i < kLanes; i++) top = std::max(top, most[i]);
-  return as_float(uint32_t(top));
+  return value[0];
+}
+
+// The largest magnitude among GROUP values, of which a NaN is the largest of all.
+template <int GROUP>
+float magnitude(const float* values) {
+  auto larger = [](Ints a, Ints b) { return a > b ? a : b; };
+  Ints most = {};
+#pragma GCC unroll 16
+  for (int i = 0; i < GROUP; i += kLanes) most = larger(most, (Ints)((Words)load<Floats>(values + i) & 0x7fffffff));
+  return as_float(uint32_t(fold_lanes(most, larger)));
 }
 
 // Values times `factor`, rounded to whole numbers, ties to even. They must come out within ±2^22.
@@ -235,16 +247,16 @@ inline float steps(float magnitude) { return magnitude < 1e-30f ? 0.0f : 127.0f 
 template <class Q>
 void quantize(const float* values, ActivationGroup<Q>& to) {
   using Bytes = int8_t __attribute__((vector_size(kLanes)));
-  float top = magnitude(values, Q::kGroup), factor = steps(top);
+  float top = magnitude<Q::kGroup>(values), factor = steps(top);
   int8_t found[Q::kGroup];
   Ints total = {};
-  for (int64_t i = 0; i < Q::kGroup; i += kLanes) {
+#pragma GCC unroll 16
+  for (int i = 0; i < Q::kGroup; i += kLanes) {
     Ints whole = rounded(load<Floats>(values + i), factor);
     total += whole;
     store(found + i, __builtin_convertvector(whole, Bytes));
   }
-  int32_t sum = 0;
-  for (int i = 0; i < kLanes; i++) sum += total[i];
+  int32_t sum = fold_lanes(total, [](Ints a, Ints b) { return a + b; });
   to.scale = top / 127.0f;  // NaN or infinite where a value is, and so is then the whole row's result
   if (Q::kLeast) to.sum = float(sum) * to.scale;
   else to.start = -Q::kOffset * sum;
