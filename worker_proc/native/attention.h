@@ -19,25 +19,33 @@ namespace tandem {
 constexpr int64_t kKeys = 64;        // of a block
 constexpr int64_t kQueryRows = 96;   // queries of a group's heads that share one look at a block
 
-// Keys and values of all layers: each [num_layers][num_kv_heads][num_cells][head_dim].
+// Keys and values of all layers: each [num_layers][num_blocks][num_kv_heads][64][head_dim], a block being 64 cells. So one head's
+// neighbouring cells are read as one stream, and the pool fills from its begin, in large pages.
+//
+// The row of a cell: of its first head's key among all rows of a layer; the next head's is 64 further.
 template <class T>
 struct Pool {
   using Element = typename T::Element;
+  static constexpr int64_t kCells = 64;  // of a block
   Element *keys, *values;
-  int64_t num_kv_heads, num_cells, head_dim;
+  int64_t num_blocks, num_kv_heads, head_dim;
 
-  int64_t place(int64_t layer, int64_t head) const { return (layer * num_kv_heads + head) * num_cells * head_dim; }
+  int64_t num_cells() const { return num_blocks * kCells; }
+  int64_t place(int64_t layer, int64_t head) const {
+    return (layer * num_blocks * num_kv_heads + head) * kCells * head_dim;
+  }
+  int64_t row(int64_t cell) const { return cell / kCells * kCells * num_kv_heads + cell % kCells; }
 };
 
 // `length` tokens of one sequence from position `start` on, whose rows in the step begin at `row`.
-// cells: int32 [start + length], the KV index of every position.
+// cells: int32 [start + length], every position's row in the pool.
 struct Segment {
   int64_t row, start, length;
   const int32_t* cells;
 };
 
-// A sequence's cells of one layer and one key head. keys, values: the pool's [num_cells][head_dim]. indices: the KV index of
-// each of `count` positions.
+// A sequence's cells of one layer and one key head. keys, values: that head's first row. indices: the row of each of `count`
+// positions.
 template <class T>
 struct Cells {
   const typename T::Element *keys, *values;

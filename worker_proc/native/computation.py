@@ -14,9 +14,11 @@ from worker_proc.checkpoint import Quantization, Weights
 from worker_proc.computation import Outcome
 from worker_proc.model_config import ModelConfig
 from worker_proc.native.linear import INT8, Packer, interleaved
+from worker_proc.native.memory import large
 from worker_proc.rope import inverse_frequencies, magnitude
 from worker_proc.slots import SlotTables
 
+_BLOCK_CELLS = 64
 _Tensors = dict[str, torch.Tensor]
 _Arrange = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 """Rows of matrices in the order in which they are stacked."""
@@ -38,6 +40,7 @@ class NativeComputation:
     ) -> None:
         """Packs every weight. name: of the kernels' variant. cpus: one per thread, or empty."""
         self.name = name
+        self._kernels = kernels
         self._config = config
         self._dtype = weights.dtype
         loader = _Loader(Packer(kernels, num_threads), config, weights)
@@ -69,9 +72,10 @@ class NativeComputation:
 
     def begin(self, tables: SlotTables, num_pages: int, page_size: int) -> None:
         config = self._config
-        shape = (config.num_layers, config.num_kv_heads, num_pages * page_size, config.head_dim)
-        self._keys = torch.empty(shape, dtype=self._dtype)
-        self._values = torch.empty(shape, dtype=self._dtype)
+        blocks = -(-num_pages * page_size // _BLOCK_CELLS)
+        cells = (blocks, config.num_kv_heads, _BLOCK_CELLS, config.head_dim)
+        self._keys = large(self._kernels, (config.num_layers, *cells), self._dtype)
+        self._values = large(self._kernels, (config.num_layers, *cells), self._dtype)
         self._tables = tables
         self._page_table = torch.from_numpy(tables.page_table)
         self._page_size = page_size
@@ -99,7 +103,7 @@ class NativeComputation:
         return logits
 
     def pool(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Both [num_layers, num_kv_heads, num_cells, head_dim]."""
+        """Both [num_layers, blocks of 64 cells, num_kv_heads, 64, head_dim]."""
         return self._keys, self._values
 
     def _room(self, rows: IntArray, wanted: BoolArray) -> tuple[torch.Tensor, torch.Tensor]:

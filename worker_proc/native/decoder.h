@@ -137,7 +137,7 @@ class Decoder {
     products_.multiply(rank, layer.qkv, normed_, n, [&](int64_t row, int64_t column, const float* sums) {
       put(sums, std::min(kColumns, qkv_.width() - column), qkv_.row(row) + column);
     });
-    team_.share(rank, n, [&](int64_t row) { place(rank, index, row, step.out_loc[row], pool); });
+    team_.share(rank, n, [&](int64_t row) { place(rank, index, row, pool.row(step.out_loc[row]), pool); });
     int64_t num_items = int64_t(blocks_.size()) * num_kv_heads;
     auto cells = [&](int64_t item) -> Cells<T> {
       if (item == num_items) return {};
@@ -157,7 +157,7 @@ class Decoder {
   }
 
   // A row's queries and keys normed and turned; its keys and values into the pool.
-  void place(int rank, int64_t index, int64_t row, int32_t cell, const Pool<T>& pool) {
+  void place(int rank, int64_t index, int64_t row, int64_t cell, const Pool<T>& pool) {
     const Layer& layer = layers_[index];
     int64_t size = shape_.head_dim;
     float* scratch = floats_[rank].data();

@@ -203,7 +203,7 @@ class Model {
     Pool<T> pool = pool_of(keys, values);
     for (int64_t i = 0; i < n; i++) {
       check(0 <= token[i] && token[i] < shape_.vocab_size, "a token id is not in the vocabulary");
-      check(0 <= token[2 * n + i] && token[2 * n + i] < pool.num_cells, "an out_loc is not in the pool");
+      check(0 <= token[2 * n + i] && token[2 * n + i] < pool.num_cells(), "an out_loc is not in the pool");
     }
     Step step = {n, token, token + n, token + 2 * n, {}};
     cells_.clear();
@@ -216,9 +216,9 @@ class Model {
             "a segment is not within its slot or the step");
       for (int64_t page = 0; page * page_size < end; page++) {
         int64_t first = int64_t(table[slot * num_pages + page]) * page_size;
-        check(0 <= first && first + page_size <= pool.num_cells, "a page is not in the pool");
+        check(0 <= first && first + page_size <= pool.num_cells(), "a page is not in the pool");
         for (int64_t offset = 0; offset < std::min(page_size, end - page * page_size); offset++)
-          cells_.push_back(int32_t(first + offset));
+          cells_.push_back(int32_t(pool.row(first + offset)));
       }
     }
     for (int64_t i = 0; i < s; i++)
@@ -245,12 +245,14 @@ class Model {
   }
 
   Pool<T> pool_of(TensorView keys, TensorView values) {
-    check(keys.ndim() == 4 && keys.IsContiguous() && values.IsContiguous() && keys.size(0) == int64_t(layers_.size()) &&
-              keys.size(1) == shape_.num_kv_heads && keys.size(3) == shape_.head_dim && keys.numel() == values.numel() &&
-              keys.dtype().bits == 8 * int(sizeof(typename T::Element)),
-          "keys and values must be [num_layers, num_kv_heads, num_cells, head_dim] of the model's dtype");
+    check(keys.ndim() == 5 && keys.IsContiguous() && values.IsContiguous() && keys.size(0) == int64_t(layers_.size()) &&
+              keys.size(2) == shape_.num_kv_heads && keys.size(3) == Pool<T>::kCells && keys.size(4) == shape_.head_dim &&
+              keys.numel() == values.numel() && keys.dtype().bits == 8 * int(sizeof(typename T::Element)) &&
+              keys.size(1) * keys.size(2) * keys.size(3) <= std::numeric_limits<int32_t>::max(),
+          "keys and values must be [num_layers, blocks, num_kv_heads, 64, head_dim] of the model's dtype, with less than 2^31"
+          " rows a layer");
     return {(typename T::Element*)keys.data_ptr(), (typename T::Element*)values.data_ptr(), keys.size(1), keys.size(2),
-            keys.size(3)};
+            keys.size(4)};
   }
 
   Asked asked(TensorView sampled, TensorView logits, int64_t num_rows) {

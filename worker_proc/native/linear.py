@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import torch
 from tvm_ffi import Module
 
+from worker_proc.native.memory import large
+
 COLUMNS = 32
 """Of a packed block: rows of the weight."""
 
@@ -27,7 +29,6 @@ bytes; Q4_K in the mean of its blocks), and the words of a packed group of 32 co
 
 
 _CHUNK_BYTES = 64 << 20
-_HUGE_BYTES = 2 << 20
 
 
 class Packer:
@@ -73,18 +74,10 @@ class Packer:
         """int32 of that shape, from a multiple of 128 bytes on."""
         size = math.prod(shape)
         if size > len(self._free):
-            self._free = self._chunk(max(size * 4, _CHUNK_BYTES))
+            size_words = max(size, _CHUNK_BYTES // 4)
+            self._free = large(self._kernels, (size_words,), torch.int32)
         taken, self._free = self._free[:size].view(shape), self._free[size:]
         return taken
-
-    def _chunk(self, size_bytes: int) -> torch.Tensor:
-        """New memory from a large page's border on; what is never written takes no memory."""
-        whole = -(-size_bytes // _HUGE_BYTES) * _HUGE_BYTES
-        memory = torch.empty((whole + _HUGE_BYTES) // 4, dtype=torch.int32)
-        start = -memory.data_ptr() % _HUGE_BYTES // 4
-        chunk = memory[start : start + whole // 4]
-        self._kernels.use_large_pages(chunk)
-        return chunk
 
 
 def interleaved(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
