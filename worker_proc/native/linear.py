@@ -2,6 +2,7 @@
 quantized [blocks of 32 rows, groups, words of a group] (quantized.h).
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -27,7 +28,6 @@ _GROUPS = {
 bytes; Q4_K in the mean of its blocks), and the words of a packed group of 32 columns.
 """
 
-
 _CHUNK_BYTES = 64 << 20
 
 
@@ -41,14 +41,10 @@ class Packer:
 
     def pack(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """Matrices of equal width, stacked. parts: [n, in_features] each, of one dtype."""
-        rows = sum(len(part) for part in parts)
         words = -(-parts[0].shape[1] * parts[0].itemsize // 4)
-        packed = self._take((-(-rows // COLUMNS), words, COLUMNS))
-        packed[rows // COLUMNS :].zero_()  # what lies past the last row counts as nothing
-        first = 0
-        for part in parts:
+        packed, firsts = self._room(parts, (words, COLUMNS))
+        for part, first in zip(parts, firsts, strict=True):
             self._kernels.pack(part.contiguous(), first, packed, self._num_threads)
-            first += len(part)
         return packed
 
     def quantized(self, stored: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -57,18 +53,22 @@ class Packer:
         stored: INT8, then parts are [n, in_features] of one dtype; or one of GGUF's types, then
         they are uint8 [n, bytes of a row].
         """
-        rows = sum(len(part) for part in parts)
         units, words = _GROUPS[stored]
-        groups = -(-parts[0].shape[1] // units)
-        packed = self._take((-(-rows // COLUMNS), groups, words))
-        packed[rows // COLUMNS :].zero_()
-        first = 0
-        for part in parts:
+        packed, firsts = self._room(parts, (-(-parts[0].shape[1] // units), words))
+        for part, first in zip(parts, firsts, strict=True):
             self._kernels.pack_quantized(
                 part.contiguous(), stored, first, packed, self._num_threads
             )
-            first += len(part)
         return packed
+
+    def _room(
+        self, parts: Sequence[torch.Tensor], block: tuple[int, int]
+    ) -> tuple[torch.Tensor, list[int]]:
+        """(room for all rows in blocks of that shape, the first row of each part)."""
+        ends = list(itertools.accumulate(len(part) for part in parts))
+        packed = self._take((-(-ends[-1] // COLUMNS), *block))
+        packed[ends[-1] // COLUMNS :].zero_()  # what lies past the last row counts as nothing
+        return packed, [0, *ends[:-1]]
 
     def _take(self, shape: tuple[int, ...]) -> torch.Tensor:
         """int32 of that shape, from a multiple of 128 bytes on."""
