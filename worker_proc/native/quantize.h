@@ -6,7 +6,7 @@
 // Source: ggml's block formats (github.com/ggml-org/ggml, ggml-common.h).
 #pragma once
 
-#include "quantized.h"
+#include "activations.h"
 
 namespace tandem {
 
