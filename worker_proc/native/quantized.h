@@ -126,6 +126,9 @@ struct GroupRows {
   }
 };
 
+// A line of weights into L2: in L1 it would drive out the rows before its turn comes.
+inline void ask_for(const char* line) { __builtin_prefetch(line, 0, 2); }
+
 constexpr int kQuantizedWide = kLanes == 16 ? 2 : 1;
 constexpr int kQuantizedPassColumns = kQuantizedWide * kLanes;
 constexpr int kQuantizedMaxRows = kLanes == 16 ? 8 : 4;  // whose whole numbers fill the registers; the float sums wait in the cache
@@ -148,7 +151,7 @@ void quantized_tile(const typename Q::Group* weights, int64_t first, int64_t num
 #pragma GCC unroll 2
       for (int v = 0; v < kWide; v++) dots[r][v] = Q::kLeast ? Ints{} : x[r]->start - Ints{};
     const char* ahead = (const char*)&group + kAheadBytes;
-    for (size_t byte = 0; byte < sizeof group - sizeof group.words; byte += 64) __builtin_prefetch(ahead + byte);
+    for (size_t byte = 0; byte < sizeof group - sizeof group.words; byte += 64) ask_for(ahead + byte);
     auto step = [&](int word, int quad, int shift) {
 #pragma GCC unroll 2
       for (int v = 0; v < kWide; v++) {
@@ -162,8 +165,8 @@ void quantized_tile(const typename Q::Group* weights, int64_t first, int64_t num
     for (int turn = 0; turn < Q::kWords; turn += kTurn)
       for (int i = turn; i < turn + kTurn; i++) {
         const char* words_ahead = (const char*)group.words[i] + kAheadBytes;
-        __builtin_prefetch(words_ahead);
-        __builtin_prefetch(words_ahead + 64);
+        ask_for(words_ahead);
+        ask_for(words_ahead + 64);
         step(i, i, 0);
         if (Q::kBits == 4) step(i, i + Q::kWords, 4);
       }
