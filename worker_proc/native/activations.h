@@ -3,22 +3,26 @@
 // What a change must not break: a row is quantized by itself, in one fixed order.
 #pragma once
 
+#include <array>
+
 #include "quantized.h"
 #include "rows.h"
 
 namespace tandem {
 
-// Every lane folded with every other: two(a, b) must not care for order.
-template <class Two>
+// Every lane folded with every other, halves onto each other: two(a, b) must not care for order.
+template <int WIDTH = kLanes / 2, class Two>
 int32_t fold_lanes(Ints value, Two&& two) {
-#pragma GCC unroll 4
-  for (int width = kLanes / 2; width > 0; width /= 2) {
-    Ints partners;
-#pragma GCC unroll 16
-    for (int lane = 0; lane < kLanes; lane++) partners[lane] = lane ^ width;
-    value = two(value, __builtin_shuffle(value, partners));
+  if constexpr (WIDTH == 0) {
+    return value[0];
+  } else {
+    static constexpr auto kPartners = [] {
+      std::array<int32_t, kLanes> lanes{};
+      for (int lane = 0; lane < kLanes; lane++) lanes[lane] = lane ^ WIDTH;
+      return lanes;
+    }();
+    return fold_lanes<WIDTH / 2>(two(value, __builtin_shuffle(value, load<Ints>(kPartners.data()))), two);
   }
-  return value[0];
 }
 
 // The largest magnitude among GROUP values, of which a NaN is the largest of all.
