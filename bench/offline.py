@@ -1,5 +1,5 @@
 """Throughput of `LLM.generate` on the shared workloads:  python -m bench.offline [--dtype
-bf16|fp32] [--json]
+bf16|fp32] [--quantization int8] [--workloads …] [--json]
 
 Whole-system figures: all processes run, the prefill is included, each workload's best of three
 calls.
@@ -36,6 +36,7 @@ def main() -> None:
     parser.add_argument("--model", default="Qwen3-0.6B")
     parser.add_argument("--load-format", default="dummy", choices=("auto", "dummy"))
     parser.add_argument("--dtype", default="bf16", choices=tuple(DTYPES))
+    parser.add_argument("--quantization", help="as the server's option of that name")
     parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS), choices=list(WORKLOADS))
     parser.add_argument("--no-overlap", action="store_true")
     parser.add_argument("--json", action="store_true")
@@ -48,6 +49,8 @@ def main() -> None:
         # The same prompts come three times: a cache would skip their prefill.
         "cache_type": "naive",
     }
+    if arguments.quantization is not None:
+        options["quantization"] = arguments.quantization
     results = {}
     with LLM(arguments.model, **options) as llm:
         for name in arguments.workloads:

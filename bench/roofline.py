@@ -1,111 +1,209 @@
-"""How near the worker's products come to this machine's limits:  python -m bench.roofline [--json]
+"""How near a step comes to this machine's limits:  python -m bench.roofline [--json] [--plot
+FILE.svg]
 
-First what memory delivers (a kernel that reads and drops nothing), then products of 1 to 512 rows
-with matrices of Qwen3-0.6B's shapes, enough of them that none is still in a cache when its turn
-comes again. A product is timed by itself and the fastest tenth counts, since a neighbour that holds
-a core for a moment says nothing about the kernel. TANDEM_KERNELS picks what computes.
+In one run: steps of the worker's engine, decodes of 1 to 64 rows of 128 tokens, 8 rows of 4,096,
+and a prefill of 2,048; and before and after each kind, what memory delivers and what the processor
+multiplies at most (limits.cpp). The least time of a step is max(bytes / memory read, operations /
+peak), by the better of the limits beside it, since they change with what else a host does;
+`fraction` is that over the fastest of the steps. The limits that are printed are the best of all.
+Weights are random, of the model's shape.
 """
 
 import argparse
 import json
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import reduce
+from importlib.util import find_spec
+from pathlib import Path
 
 import torch
 
-from runtime.config import kernels_choice
-from worker_proc.linear import Linear, make_linears
-from worker_proc.native import build
+from bench.limits import Limits, Meter
+from bench.worker import add_options, load, model_options
+from runtime.messages import StepPlan
+from tests.plans import PlanMaker
+from worker_proc.engine import Engine
+from worker_proc.kv_pool import bytes_per_page
+from worker_proc.model_config import ModelConfig
+from worker_proc.models import family_of
 from worker_proc.threads import physical_cores
 
-SHAPES = ((6144, 1024), (1024, 3072), (4096, 1024))
-"""(out_features, in_features)"""
-ROWS = (1, 4, 8, 12, 16, 32, 64, 512)
-SET_BYTES = 400 << 20
-"""Of the matrices that take turns: far more than any cache."""
-SECONDS = 0.25
+ROWS = (1, 4, 8, 16, 32, 64)
+CONTEXT = 128
+LONG_ROWS, LONG_CONTEXT = 8, 4096
+PREFILL = 2048
+SECONDS = 2.0
+"""For the steps of one kind, of which there are at least MIN_STEPS."""
+MIN_STEPS = 3
+_WEIGHT_BYTES = {"bf16": 2, "fp32": 4, "int8": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """One shape at one number of rows. read_fraction: of what memory delivers."""
+class Segment:
+    """length tokens that end a context of `context`, sampled once."""
 
-    shape: tuple[int, int]
-    rows: int
+    length: int
+    context: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What a step can't do without.
+
+    num_bytes: every weight and every cell of the contexts, each read once. linear, attention:
+    operations, a multiplication and an addition each.
+    """
+
+    num_bytes: float
+    linear: float
+    attention: float
+
+    def seconds(self, limits: Limits, weights: str, dtype: str) -> float:
+        """The least time. weights, dtype: kinds of the limits' peaks; attention is in dtype."""
+        peaks = limits.peak_tflop_s
+        computing = (self.linear / peaks[weights] + self.attention / peaks[dtype]) / 1e12
+        return max(self.num_bytes / limits.dram_read_gb_s / 1e9, computing)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """The fastest step of a kind, and the least time over it."""
+
     ms: float
-    gb_s: float
-    tflop_s: float
-    read_fraction: float
+    fraction: float
 
 
-def fast(run: Callable[[int], object], count: int) -> float:
-    """Seconds of run(i) for i in turn below `count`: the fastest tenth's slowest."""
+def work(config: ModelConfig, segments: Sequence[Segment], weights: str, dtype: str) -> Work:
+    """Of one step. The embedding counts as the head where they are tied, else its rows do not."""
+    shapes = family_of(config).shapes(config)
+    layers = sum(math.prod(s) for name, s in shapes.items() if ".layers." in name and len(s) == 2)
+    head = config.vocab_size * config.hidden_size
+    num_tokens = sum(segment.length for segment in segments)
+    cells = sum(segment.context for segment in segments)
+    # A token attends to itself and to all before it.
+    attended = sum(s.length * (2 * s.context - s.length + 1) // 2 for s in segments)
+    cell_bytes = bytes_per_page(config, 1, torch.bfloat16 if dtype == "bf16" else torch.float32)
+    return Work(
+        num_bytes=(layers + head) * _WEIGHT_BYTES[weights] + cells * cell_bytes,
+        linear=2.0 * (layers * num_tokens + head * len(segments)),
+        attention=4.0 * attended * config.num_layers * config.num_heads * config.head_dim,
+    )
+
+
+def prepared(engine: Engine, segments: Sequence[Segment]) -> StepPlan:
+    """A plan of these segments that may be executed again and again.
+
+    A slot for each, whose cells before the segment hold numbers as if they were computed.
+    """
+    longest = max(segment.context for segment in segments)
+    engine.begin(len(segments) * longest, 1, len(segments), longest)
+    for cells in (engine.pool.keys, engine.pool.values):
+        _fill(cells)
+    plans = PlanMaker(page_size=1)
+    for slot, segment in enumerate(segments):
+        pages = range(slot * longest, slot * longest + segment.context)
+        plans.admit(slot, [1000 + i % 1000 for i in range(segment.context)], pages)
+    runs = [(i, s.context - s.length, s.length, True) for i, s in enumerate(segments)]
+    engine.execute(plans.plan(*runs))
+    return plans.plan(*runs)
+
+
+def _fill(tensor: torch.Tensor) -> None:
+    """Random numbers, the same ones over and over: what they are does not change the work."""
+    flat = tensor.view(-1)
+    block = torch.randn(1 << 20).to(tensor.dtype)
+    for part in flat.split(len(block)):
+        part.copy_(block[: len(part)])
+
+
+def fastest(engine: Engine, plan: StepPlan) -> float:
+    """Seconds of the fastest of the steps."""
     times: list[float] = []
     end = time.perf_counter() + SECONDS
-    while time.perf_counter() < end or len(times) < 10:
+    while time.perf_counter() < end or len(times) < MIN_STEPS:
         start = time.perf_counter()
-        run(len(times) % count)
+        engine.execute(plan)
         times.append(time.perf_counter() - start)
-    times.sort()
-    return times[len(times) // 10]
+    return min(times)
 
 
-def memory_gb_s() -> float:
-    """What the threads together read from memory, each byte into a register that is kept."""
-    kernels = build.load(build.pick("auto"))
-    parts, size = 8, SET_BYTES // 8
-    # Packed weights lie in large pages, which the products' speed also owes something to.
-    data = [torch.empty(size // 4096, 32, 32, dtype=torch.int32) for _ in range(parts)]
-    for part in data:
-        kernels.pack(torch.ones(len(part) * 32, 32), part)
-    return size / fast(lambda i: kernels.read(data[i]), parts) / 1e9
+def steps() -> dict[str, list[Segment]]:
+    """Every step that is measured, by its name; those of the decodes are their rows."""
+    decodes = {str(n): [Segment(length=1, context=CONTEXT)] * n for n in ROWS}
+    return {
+        **decodes,
+        "decode_4k_context": [Segment(length=1, context=LONG_CONTEXT)] * LONG_ROWS,
+        "prefill2k": [Segment(length=PREFILL, context=PREFILL)],
+    }
 
 
-def measure(shape: tuple[int, int], dtype: torch.dtype, limit_gb_s: float) -> list[Result]:
-    """Every number of rows with matrices of one shape."""
-    linears = make_linears(kernels_choice())
-    size = shape[0] * shape[1] * dtype.itemsize
-    weight = torch.randn(shape).mul_(0.02).to(dtype)
-    products: list[Linear] = [linears.linear(weight) for _ in range(SET_BYTES // size)]
-    results = []
-    for rows in ROWS:
-        x = torch.randn(rows, shape[1]).to(dtype)
-        seconds = fast(lambda i, x=x: products[i](x), len(products))
-        gb_s = size / seconds / 1e9
-        results.append(
-            Result(
-                shape=shape,
-                rows=rows,
-                ms=seconds * 1e3,
-                gb_s=gb_s,
-                tflop_s=2 * rows * shape[0] * shape[1] / seconds / 1e12,
-                read_fraction=gb_s / limit_gb_s,
-            )
-        )
-    return results
+def plot(decode: dict[str, Measured], file: Path) -> None:
+    """The fraction of the roofline by the number of rows."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    from matplotlib import pyplot as plt
+    from matplotlib.ticker import PercentFormatter
+
+    figure, axes = plt.subplots(figsize=(6, 4))
+    axes.plot(list(decode), [100 * measured.fraction for measured in decode.values()], "o-")
+    axes.set_xlabel(f"rows of a decode step, {CONTEXT} tokens of context each")
+    axes.set_ylabel("of the roofline")
+    axes.yaxis.set_major_formatter(PercentFormatter())
+    axes.set_ylim(0, 100)
+    axes.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(file)
+
+
+def measure(arguments: argparse.Namespace) -> tuple[Limits, dict[str, Measured]]:
+    """The limits, and every kind of step against them."""
+    dtype, kinds = arguments.dtype, steps()
+    weights = arguments.quantization or dtype
+    limits, results = [], {}
+    with Meter(arguments.threads) as meter:
+        options = {**model_options(arguments), "load_format": "dummy"}
+        engine, _ = load(options, arguments.threads)
+        limits.append(meter.measure())
+        for name, segments in kinds.items():
+            seconds = fastest(engine, prepared(engine, segments))
+            limits.append(meter.measure())
+            now = limits[-2].or_better(limits[-1])
+            least = work(engine.config, segments, weights, dtype).seconds(now, weights, dtype)
+            results[name] = Measured(ms=seconds * 1e3, fraction=least / seconds)
+    return reduce(Limits.or_better, limits), results
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    add_options(parser, model="Qwen3-0.6B")
     parser.add_argument("--threads", type=int, default=physical_cores())
+    parser.add_argument("--plot", type=Path, help="write the figure here")
+    parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    with torch.inference_mode():
-        limit = memory_gb_s()
-        dtype = getattr(torch, arguments.dtype)
-        results = [r for shape in SHAPES for r in measure(shape, dtype, limit)]
-    if arguments.json:
-        print(json.dumps({"memory_gb_s": limit, "linear": [asdict(r) for r in results]}))
+    if arguments.plot and find_spec("matplotlib") is None:
+        parser.error("--plot needs matplotlib: pip install 'tandem-llm[bench]'")
+    limits, results = measure(arguments)
+    report(limits, results, as_json=arguments.json)
+    if arguments.plot:
+        plot({name: results[name] for name in map(str, ROWS)}, arguments.plot)
+
+
+def report(limits: Limits, results: dict[str, Measured], *, as_json: bool) -> None:
+    """Print everything, as one line of JSON or as a table."""
+    if as_json:
+        figures = {name: asdict(measured) for name, measured in results.items()}
+        decode = {str(rows): figures.pop(str(rows)) for rows in ROWS}
+        print(json.dumps({**asdict(limits), "decode": decode, **figures}))
         return
-    print(f"memory: {limit:.1f} GB/s read by {arguments.threads} threads")
-    for r in results:
-        print(
-            f"{r.shape[0]} x {r.shape[1]}, {r.rows:3d} rows: {r.ms:7.3f} ms,"
-            f" weights at {r.gb_s:5.1f} GB/s ({r.read_fraction:4.0%}), {r.tflop_s:.3f} TFLOP/s"
-        )
+    peaks = ", ".join(f"{kind} {peak:.3f}" for kind, peak in limits.peak_tflop_s.items())
+    print(f"memory read: {limits.dram_read_gb_s:.1f} GB/s; peak TFLOP/s: {peaks}")
+    for name, measured in results.items():
+        label = f"decode, {name} rows" if name.isdigit() else name
+        print(f"{label:<18} {measured.ms:9.2f} ms {measured.fraction:6.1%} of the roofline")
 
 
 if __name__ == "__main__":

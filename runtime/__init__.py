@@ -6,7 +6,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from runtime.client import AsyncClient, Completion
+    from runtime.client import AsyncClient
+    from runtime.completion import Choice, Completion
     from runtime.errors import (
         ConfigError,
         ConnectionLost,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LLM",
     "AsyncClient",
+    "Choice",
     "Chunk",
     "Client",
     "Completion",
@@ -42,7 +44,8 @@ _HOMES = {
     "AsyncClient": "client",
     "Chunk": "messages",
     "Client": "sync_client",
-    "Completion": "client",
+    "Choice": "completion",
+    "Completion": "completion",
     "SamplingParams": "sampling",
 }
 

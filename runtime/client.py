@@ -1,38 +1,27 @@
 """`AsyncClient`: the ZMQ endpoint for asyncio programs. `runtime.sync_client` is the same for
-threads.
-
-Rule: every call ends: by its answer, by an error that the server sent, or by ConnectionLost when
-the server is gone.
+threads, `runtime.connection` what is below both.
 """
 
 import asyncio
+import contextlib
 import itertools
-from collections.abc import AsyncIterator, Coroutine, Sequence
-from dataclasses import dataclass
+import weakref
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, Literal, Self, TypeAlias, TypeVar, overload
 
 import numpy as np
 
-from runtime.errors import (
-    ConnectionLost,
-    InternalError,
-    ProtocolError,
-    RequestError,
-    TandemError,
-    from_kind,
-)
+from runtime.completion import Completion, completion_of
+from runtime.connection import Connection, Mailbox
+from runtime.errors import RequestAborted, RequestError, TandemError
 from runtime.messages import (
-    Abort,
+    CREDIT,
     Chunk,
-    Chunks,
     Detokenize,
     Detokenized,
-    Failed,
-    FinishReason,
     FlushCache,
     Flushed,
     Generate,
-    Hello,
     Stats,
     StatsReply,
     Tokenize,
@@ -40,125 +29,109 @@ from runtime.messages import (
     Welcome,
 )
 from runtime.sampling import SamplingParams
-from runtime.transport import AsyncDealer
+from runtime.transport import AsyncTransport
 from runtime.types import IntArray, Json, RequestId
 
-HEARTBEAT_S = 2.0
-SILENCE_S = 10.0
-"""A server that says nothing for this long is taken for gone."""
-LAST_MESSAGES_S = 0.2
-"""How long a closed connection's last messages may still be on their way to us."""
+JOIN_S = 10.0
+"""How long a server's other tokenizers may take to answer; later they are done without."""
 
 Prompt: TypeAlias = str | Sequence[int]
 """A text, or token ids."""
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Completion:
-    """A finished request.
-
-    token_ids: the output's, the end-of-sequence token included. cached_tokens: prompt tokens that
-    were not computed.
-    matched_stop: the stop string that ended the text, if one did.
-    """
-
-    text: str
-    token_ids: list[int]
-    finish_reason: FinishReason
-    matched_stop: str | None
-    prompt_tokens: int
-    cached_tokens: int
-
-
 class Stream:
-    """A running request's chunks: `async for chunk in stream`. Left early, or by `abort`, it ends
-    on the server too.
+    """A running request's chunks: `async for chunk in stream`. Left early or dropped, or by
+    `abort`, it ends on the server too.
     """
 
-    def __init__(self, client: "AsyncClient", request: int) -> None:
+    def __init__(
+        self, connection: Connection, request: int, mailbox: Mailbox, sampling: SamplingParams
+    ) -> None:
         self.request = request
-        self._client = client
-        self._news: asyncio.Queue[Chunk | TandemError] = asyncio.Queue()
-        self._done = False
-
-    def put(self, news: Chunk | TandemError) -> None:
-        """The connection has news of this request."""
-        self._news.put_nowait(news)
+        self._sampling = sampling
+        self._num_running = sampling.n
+        """Outputs that have not ended."""
+        self._connection = connection
+        self._mailbox = mailbox
+        self._is_done = False
+        self._is_left = False
+        loop = asyncio.get_running_loop()
+        weakref.finalize(self, _abandon, loop, connection, request).atexit = False
 
     def __aiter__(self) -> AsyncIterator[Chunk]:
         return self._chunks()
 
     async def abort(self) -> None:
         """End the request; its last chunk still comes, with finish_reason abort."""
-        await self._client.abort(self.request)
+        await self._connection.abort(self.request)
 
     async def whole(self) -> Completion:
         """Everything, once it has ended."""
-        chunks = [chunk async for chunk in self]
-        last = chunks[-1]
-        return Completion(
-            text="".join(chunk.text for chunk in chunks),
-            token_ids=[i for chunk in chunks for i in chunk.token_ids.tolist()],
-            finish_reason=last.finish_reason or FinishReason.ERROR,
-            matched_stop=last.matched_stop,
-            prompt_tokens=last.num_prompt_tokens,
-            cached_tokens=last.num_cached_tokens,
-        )
+        return completion_of([chunk async for chunk in self], self._sampling)
 
     async def _chunks(self) -> AsyncIterator[Chunk]:
+        if self._is_left:
+            raise RequestAborted("the stream was left before its end, which ended its request")
         try:
-            while not self._done:
-                news = await self._news.get()
-                if isinstance(news, TandemError):
-                    self._done = True
-                    raise news
-                self._done = news.finish_reason is not None
-                yield news
+            while not self._is_done:
+                try:
+                    chunk = await self._mailbox.take()
+                except TandemError:
+                    self._is_done = True
+                    raise
+                self._num_running -= chunk.finish_reason is not None
+                self._is_done = not self._num_running
+                if self._mailbox.num_taken >= CREDIT // 2 and not self._is_done:
+                    await self._connection.grant(self.request)
+                yield chunk
         finally:
-            await self._client.leave(self)
+            self._is_left = not self._is_done
+            await self._connection.leave(self.request, is_done=self._is_done)
 
-    @property
-    def is_done(self) -> bool:
-        """Whether its last chunk, or an error, has been taken."""
-        return self._done
+
+def _abandon(loop: asyncio.AbstractEventLoop, connection: Connection, request: int) -> None:
+    """A stream was dropped, on whatever thread: its request need not go on."""
+    with contextlib.suppress(RuntimeError):  # the loop is closed, and the connection with it
+        loop.call_soon_threadsafe(connection.abandon, request)
 
 
 class AsyncClient:
-    """One connection to a server, for any number of calls at once."""
+    """One server, for any number of calls at once.
 
-    def __init__(self, endpoint: str, dealer: AsyncDealer) -> None:
+    Where the server has several tokenizers there is a connection to each that can be reached, and
+    a call goes to the one that has the fewest open.
+    """
+
+    def __init__(self, endpoint: str, transport: AsyncTransport) -> None:
         """Use `connect`."""
         self.endpoint = endpoint
         self.server: Welcome | None = None
         """What the server says of itself."""
-        self._dealer = dealer
+        self._transport = transport
         self._numbers = itertools.count()
-        self._streams: dict[int, Stream] = {}
-        self._answers: dict[int, asyncio.Future[Any]] = {}
-        self._welcomed: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
-        self._broken: TandemError | None = None
-        self._last_heard_s = asyncio.get_running_loop().time()
-        self._tasks = [
-            asyncio.create_task(self._guard(work))
-            for work in (self._receive(), self._beat(), self._watch())
-        ]
+        self._connections = [Connection(endpoint, transport.dealer(endpoint))]
+        """The first is the one that was asked for; the client is of no use without it."""
+        self._joining: list[asyncio.Task[None]] = []
 
     @classmethod
     async def connect(cls, endpoint: str, timeout_s: float = 10.0) -> Self:
         """A client of the server at `endpoint`; ConnectionLost if none answers in time."""
-        client = cls(endpoint, AsyncDealer(endpoint, "client"))
+        transport = AsyncTransport("client")
         try:
-            async with asyncio.timeout(timeout_s):
-                client.server = await client._welcomed
-        except TimeoutError:
-            await client.close()
-            raise ConnectionLost(
-                f"no server answers at {endpoint} within {timeout_s:g} s: is it running?"
-            ) from None
+            client = cls(endpoint, transport)
+        except BaseException:
+            transport.close()
+            raise
+        try:
+            client.server = await client._connections[0].welcome(timeout_s)
         except BaseException:
             await client.close()
             raise
+        client._joining = [
+            asyncio.create_task(client._join(other, client.server.server_id))
+            for other in client.server.endpoints
+        ]
         return client
 
     async def __aenter__(self) -> Self:
@@ -169,15 +142,11 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Abort what is open and disconnect."""
-        if self._broken is None:
-            for number in self._streams:
-                await self.abort(number)
-        for task in self._tasks:
+        for task in self._joining:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        is_lost = isinstance(self._broken, ConnectionLost)
-        self._break(ConnectionLost("the client was closed"))
-        self._dealer.close(deliver=not is_lost)
+        await asyncio.gather(*self._joining, return_exceptions=True)
+        await asyncio.gather(*(connection.close() for connection in self._connections))
+        self._transport.close()
 
     # ---- calls ----------------------------------------------------------------------------
 
@@ -195,7 +164,8 @@ class AsyncClient:
         self, prompt: Prompt, sampling: SamplingParams | None = None, *,
         timeout_s: float | None = None, priority: int = 0, stream: bool = False,
     ) -> Coroutine[Any, Any, Completion | Stream]:  # fmt: skip
-        """Complete a text or token ids: a Completion, or with `stream` a Stream of chunks.
+        """Complete a text or token ids: a Completion, or with `stream` a Stream of chunks (with n
+        above 1 those of all outputs, told apart by their `index`).
 
         timeout_s: abort it after so long. priority: where the server's policy is "priority", the
         higher goes first. Raises RequestError, Overloaded, ProcessDied,
@@ -259,12 +229,12 @@ class AsyncClient:
 
     async def abort(self, request: int) -> None:
         """End the request with that number (`Stream.request`); nothing if it has ended."""
-        await self._dealer.send(Abort(request=RequestId(request)))
+        for connection in self._connections:
+            await connection.abort(request)
 
     async def stats(self) -> Json:
         """The scheduler's counters; docs/interfaces.md explains each."""
-        reply = await self._ask(lambda n: Stats(request=RequestId(n)), StatsReply)
-        return reply.stats
+        return await self._stats_of(self._least_busy())
 
     async def flush_cache(self) -> int:
         """Forget all cached pages that no running request uses; how many."""
@@ -272,19 +242,15 @@ class AsyncClient:
         return reply.num_pages
 
     async def health(self, timeout_s: float = 5.0) -> bool:
-        """Whether tokenizer and scheduler answer and steps move where there is work."""
+        """Whether tokenizers and scheduler answer and steps move where there is work."""
         try:
             async with asyncio.timeout(timeout_s):
-                stats = await self.stats()
+                stats, *_ = await asyncio.gather(
+                    *(self._stats_of(connection) for connection in self._usable())
+                )
         except (TandemError, TimeoutError):
             return False
         return not stats["in_flight"] or stats["since_last_move_s"] < timeout_s
-
-    async def leave(self, stream: Stream) -> None:
-        """Nobody listens to this stream any more: end its request if it runs."""
-        is_open = self._streams.pop(stream.request, None) is not None and not stream.is_done
-        if is_open and self._broken is None:
-            await self.abort(stream.request)
 
     # ---- inside ---------------------------------------------------------------------------
 
@@ -292,7 +258,7 @@ class AsyncClient:
         self, stream: bool, sampling: SamplingParams | None, timeout_s: float | None,
         priority: int, *, prompt: Prompt | None = None, chat: Json | None = None,
     ) -> Completion | Stream:  # fmt: skip
-        self._check_open()
+        connection = self._least_busy()
         number = next(self._numbers)
         is_ids = chat is None and not isinstance(prompt, str)
         message = Generate(
@@ -305,25 +271,42 @@ class AsyncClient:
             timeout_s=timeout_s,
             priority=priority,
         )
-        news = self._streams[number] = Stream(self, number)
-        try:
-            await self._dealer.send(message)
-        except BaseException:
-            del self._streams[number]
-            raise
+        mailbox = await connection.start(number, message)
+        news = Stream(connection, number, mailbox, message.sampling)
         return news if stream else await news.whole()
 
-    async def _ask(self, message_of: Any, reply: type[_T]) -> _T:
+    async def _ask(self, message_of: Callable[[int], object], reply: type[_T]) -> _T:
         """Send a call and wait for its one answer, a `reply`."""
-        self._check_open()
         number = next(self._numbers)
-        answer = self._answers[number] = asyncio.get_running_loop().create_future()
-        try:
-            await self._dealer.send(message_of(number))
-            result: _T = await answer
-            return result
-        finally:
-            del self._answers[number]
+        return await self._least_busy().ask(number, message_of(number), reply)
+
+    async def _stats_of(self, connection: Connection) -> Json:
+        number = next(self._numbers)
+        reply = await connection.ask(number, Stats(request=RequestId(number)), StatsReply)
+        return reply.stats
+
+    def _least_busy(self) -> Connection:
+        """The connection for the next call."""
+        return min(self._usable(), key=lambda connection: connection.num_open)
+
+    def _usable(self) -> list[Connection]:
+        """The connections that calls may go to; raises what broke the first one."""
+        self._connections[0].check_open()
+        return [connection for connection in self._connections if connection.broken is None]
+
+    async def _join(self, endpoint: str, server_id: str) -> None:
+        """Use another tokenizer of the server as well; nothing if it can't be reached.
+
+        Through a tunnel, say, which leads to the first one only; something else may be there.
+        """
+        with contextlib.suppress(TandemError):
+            connection = Connection(endpoint, self._transport.dealer(endpoint))
+            try:
+                if (await connection.welcome(JOIN_S)).server_id == server_id:
+                    self._connections.append(connection)
+            finally:
+                if connection not in self._connections:
+                    await connection.close()
 
     def _checked(self, sampling: SamplingParams | None) -> SamplingParams:
         """Refuse here what can be known here: the error is raised where the mistake is."""
@@ -334,83 +317,8 @@ class AsyncClient:
                 f"sampling is of type {type(sampling).__name__}: it takes SamplingParams"
             )
         if self.server is not None:
-            sampling.validate(self.server.vocab_size)
+            sampling.validate(self.server.vocab_size, self.server.eos_token_ids)
         return sampling
-
-    def _check_open(self) -> None:
-        if self._broken is not None:
-            raise self._broken
-
-    async def _guard(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run one of the connection's tasks; if it fails, every open call does."""
-        try:
-            await work
-        except TandemError as e:
-            self._break(e)
-        except Exception as e:
-            self._break(InternalError(f"the client failed: {type(e).__name__}: {e}"))
-            raise
-
-    def _break(self, error: TandemError) -> None:
-        """The connection is of no more use: end every call with `error`."""
-        self._broken = self._broken or error
-        for stream in self._streams.values():
-            stream.put(error)
-        for answer in (*self._answers.values(), self._welcomed):
-            if not answer.done():
-                answer.set_exception(error)
-        if not self._welcomed.cancelled():
-            self._welcomed.exception()  # seen: nobody may be waiting for it any more
-
-    async def _receive(self) -> None:
-        while True:
-            message = await self._dealer.receive()
-            self._last_heard_s = asyncio.get_running_loop().time()
-            self._on_message(message)
-
-    def _on_message(self, message: Any) -> None:
-        match message:
-            case Chunks():
-                for chunk in message.items:
-                    if (stream := self._streams.get(chunk.request)) is not None:
-                        stream.put(chunk)
-            case Failed(request=None):
-                raise from_kind(message.kind, message.text)
-            case Failed(request=int(number)):
-                error = from_kind(message.kind, message.text)
-                if (stream := self._streams.get(number)) is not None:
-                    stream.put(error)
-                elif (answer := self._answers.get(number)) is not None and not answer.done():
-                    answer.set_exception(error)
-            case Welcome():
-                if not self._welcomed.done():
-                    self._welcomed.set_result(message)
-            case Tokenized() | Detokenized() | StatsReply() | Flushed():
-                answer = self._answers.get(message.request)
-                if answer is not None and not answer.done():
-                    answer.set_result(message)
-            case _:
-                raise ProtocolError(f"the server sent a {type(message).__name__} to a client")
-
-    async def _beat(self) -> None:
-        """Say hello again and again; the answers show that the server lives."""
-        now = asyncio.get_running_loop().time
-        while True:
-            await self._dealer.send(Hello())
-            due_s = now() + HEARTBEAT_S
-            await asyncio.sleep(HEARTBEAT_S)
-            # While the loop stood still, in other code of the user's, nothing could be heard.
-            self._last_heard_s += max(0.0, now() - due_s)
-            silence = now() - self._last_heard_s
-            if silence > SILENCE_S and self._welcomed.done():
-                raise ConnectionLost(
-                    f"the server at {self.endpoint} has been silent for {silence:.0f} s"
-                )
-
-    async def _watch(self) -> None:
-        await self._dealer.disconnected()
-        await asyncio.sleep(LAST_MESSAGES_S)
-        raise ConnectionLost(f"the server at {self.endpoint} closed the connection")
 
 
 def as_ids(token_ids: object) -> IntArray:

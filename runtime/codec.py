@@ -20,7 +20,7 @@ import numpy as np
 from runtime.errors import ProtocolError
 from runtime.types import Epoch, FloatArray, IntArray, LongArray
 
-VERSION = 1
+VERSION = 2
 _HEADER_FIELDS = 5
 _Convert = Callable[[Any], Any]
 _T = TypeVar("_T", bound=type)

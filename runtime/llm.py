@@ -13,7 +13,8 @@ from typing import Any, NamedTuple, Self, TypeVar, cast
 
 from tqdm.auto import tqdm
 
-from runtime.client import Completion, Prompt
+from runtime.client import Prompt
+from runtime.completion import Choice, Completion
 from runtime.config import from_options
 from runtime.errors import ConnectionLost, ProcessDied, RequestError, TandemError
 from runtime.progress import LoadingBars
@@ -150,7 +151,8 @@ class LLM:
 
         sampling_params, priority: one for all, or one per prompt; priority counts where the option
         policy is "priority". use_tqdm: show a progress bar.
-        Each result has text, token_ids, finish_reason, matched_stop, prompt_tokens, cached_tokens.
+        Each result has text, token_ids, finish_reason, matched_stop, prompt_tokens, cached_tokens;
+        where they are asked for, logprobs and prompt_logprobs; with n above 1, choices.
         Raises RequestError for the first prompt that can't be served; the others are aborted then.
         """
         batch = _as_batch(prompts)
@@ -269,14 +271,27 @@ def _per_prompt(value: _T | Sequence[_T], count: int, what: str) -> list[_T]:
 
 
 def _as_dict(completion: Completion) -> Json:
-    return {
-        "text": completion.text,
-        "token_ids": completion.token_ids,
-        "finish_reason": str(completion.finish_reason),
-        "matched_stop": completion.matched_stop,
+    """The first output's fields and the prompt's; all outputs where there are several."""
+    result = {
+        **_choice_as_dict(completion.choices[0]),
         "prompt_tokens": completion.prompt_tokens,
         "cached_tokens": completion.cached_tokens,
     }
+    if completion.prompt_logprobs is not None:
+        result["prompt_logprobs"] = completion.prompt_logprobs
+    if len(completion.choices) > 1:
+        result["choices"] = [_choice_as_dict(choice) for choice in completion.choices]
+    return result
+
+
+def _choice_as_dict(choice: Choice) -> Json:
+    result: Json = {
+        "text": choice.text,
+        "token_ids": choice.token_ids,
+        "finish_reason": str(choice.finish_reason),
+        "matched_stop": choice.matched_stop,
+    }
+    return result if choice.logprobs is None else {**result, "logprobs": choice.logprobs}
 
 
 def _print(line: str) -> None:

@@ -10,10 +10,13 @@ from enum import IntEnum, StrEnum
 from typing import Annotated, TypeVar, dataclass_transform
 
 from runtime.codec import Codec
-from runtime.sampling import SamplingParams
+from runtime.logprobs import Logprobs
+from runtime.sampling import NO_DEFAULTS, SamplingParams
 from runtime.types import IntArray, Json, LongArray, RequestId, Rows, Slot
 
 CODEC = Codec()
+CREDIT = 64
+"""Chunks of one stream that may be on their way to its reader; see Grant."""
 _T = TypeVar("_T")
 
 
@@ -54,9 +57,11 @@ class Hello:
 class Generate:
     """One prompt to complete; exactly one of text, token_ids and chat is given.
 
+    With sampling.n above 1 each of the n outputs has Chunks of its own, told apart by `index`.
+
     chat: {"messages": [{"role": str, "content": str}, …], and what else the chat template is
     given}.
-    stream: a Chunk per step with new text, else one final Chunk with everything.
+    stream: a Chunk per step with new text, else one final Chunk of each output with everything.
     timeout_s: the request is aborted this long after its arrival.
     priority: with the policy "priority", higher goes first.
     """
@@ -116,13 +121,29 @@ class FlushCache:
     request: RequestId
 
 
+@CODEC.register(10)
+@message
+class Grant:
+    """The client has taken `chunks` chunks of the stream `request`: as many more may be sent.
+
+    A stream begins with a credit of CREDIT chunks and never has more. Its last chunk needs none.
+    """
+
+    request: int
+    chunks: int
+
+
 # ---- tokenizer → client -----------------------------------------------------------------------
 
 
 @CODEC.register(20)
 @message
 class Welcome:
-    """Answers Hello: what is served here."""
+    """Answers Hello: what is served here.
+
+    endpoints: where the server's other tokenizers listen, which speak as this one does; a client
+    may connect to them too and share its calls out.
+    """
 
     model: str
     vocab_size: int
@@ -130,14 +151,20 @@ class Welcome:
     eos_token_ids: tuple[int, ...]
     server_id: str
     """Changes with every server start, so that a reconnected client knows whom it talks to."""
+    endpoints: tuple[str, ...] = ()
+    defaults: SamplingParams = NO_DEFAULTS
+    """What the model's generation_config.json says for fields that a request leaves at None; None
+    where it says nothing.
+    """
 
 
 @CODEC.register(21)
 @message
 class Chunk:
-    """News of one request: output tokens from index `offset` on, and the text they add.
+    """News of one of a request's outputs: its tokens from `offset` on, and the text they add.
 
-    The last Chunk of a request has a finish_reason; usage counts are final there.
+    The last Chunk of an output has a finish_reason; usage counts are final there. The request has
+    ended when all its outputs have.
     """
 
     request: int
@@ -149,6 +176,14 @@ class Chunk:
     """The stop string that ended the text, if one did."""
     num_prompt_tokens: int
     num_cached_tokens: int
+    index: int = 0
+    """Which of the request's outputs, from 0 to n - 1."""
+    logprobs: Logprobs | None = None
+    """Of token_ids, if asked for."""
+    prompt_logprobs: Logprobs | None = None
+    """If asked for: of prompt tokens, from the second on. Of a long prompt they come in parts, in
+    order, in Chunks of output 0 that may have nothing else and come before its first token.
+    """
 
 
 @CODEC.register(22)
@@ -212,8 +247,10 @@ class Flushed:
 @CODEC.register(40)
 @message
 class Submit:
-    """A new request. `sampling.seed` and `sampling.max_tokens` are resolved, never None.
+    """One output to be made. In `sampling` every open choice is made (max_tokens, the seed and the
+    model's defaults are never None), and n is 1.
 
+    arrival: nanoseconds of the machine's monotonic clock: the order of all tokenizers' requests.
     stop_ids: all token ids that end it (end-of-sequence unless ignored, and the request's own).
     """
 
@@ -246,6 +283,7 @@ class TokenBatch:
     offsets: the token's index among its request's outputs. reasons: FinishCode of the request after
     it.
     cached: prompt tokens of the request that came from the cache when it was first admitted.
+    logprobs: of the tokens, where any of their requests asked for them.
     """
 
     requests: LongArray
@@ -253,6 +291,7 @@ class TokenBatch:
     tokens: IntArray
     reasons: IntArray
     cached: IntArray
+    logprobs: Logprobs | None = None
 
 
 @CODEC.register(61)
@@ -274,18 +313,37 @@ class Rejected:
     text: str
 
 
+@CODEC.register(63)
+@message
+class PromptLogprobs:
+    """Log probabilities of a request's prompt tokens from index `start` (at least 1) on; they come
+    in order, each once, before its first output token.
+    """
+
+    request: RequestId
+    start: int
+    logprobs: Logprobs
+
+
 # ---- scheduler ↔ worker -----------------------------------------------------------------------
 
 
 @message
 class SlotSetup:
-    """A request takes a slot: what the worker keeps for it until the next set-up of that slot."""
+    """A request takes a slot: what the worker keeps for it until the next set-up of that slot.
+
+    prompt_len: of what the user sent; after a retraction, ids that are written beyond it are
+    outputs.
+    first_prompt_logprob: the first prompt token whose log probability is still to be told, if
+    sampling.prompt_logprobs asks for them.
+    """
 
     slot: Slot
     request: RequestId
     prompt_len: int
     sampling: SamplingParams
     stop_ids: tuple[int, ...]
+    first_prompt_logprob: int = 1
 
 
 @CODEC.register(80)
@@ -369,12 +427,17 @@ def _row(array: IntArray, index: int) -> IntArray:
 class StepResult:
     """The sampled tokens of a plan, one per sampling segment, in plan order. Times are monotonic
     seconds.
+
+    logprobs: of the tokens, where a slot's request asks for them. prompt_logprobs: of prompts that
+    the plan computes.
     """
 
     step: int
     tokens: IntArray
     started_s: float
     ended_s: float
+    logprobs: Logprobs | None = None
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
 
 
 # ---- every process ↔ supervisor ---------------------------------------------------------------

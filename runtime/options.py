@@ -56,6 +56,12 @@ class ModelOptions:
         " does unless dtype is float32, and else as none",
         choices=("auto", "none", "int8"),
     )
+    generation_config: str = option(
+        "auto",
+        "auto takes defaults for sampling, and what ends an output, from the model's"
+        " generation_config.json; none does without that file",
+        choices=("auto", "none"),
+    )
     max_seq_len_override: int | None = option(
         None,
         "most tokens of one sequence, prompt and output; by default the model's context",
@@ -124,6 +130,12 @@ class ServerOptions:
         None,
         "address of the ZMQ endpoint, ipc://PATH or tcp://HOST:PORT (port 0: any free one); by"
         " default a socket in a private folder",
+    )
+    num_tokenizers: int = option(
+        1,
+        "tokenizer processes; every client spreads its requests over them",
+        least=1,
+        most=64,
     )
     startup_timeout: float = option(
         600.0, "give up when start-up makes no progress for this long", least=1, unit="seconds"

@@ -94,7 +94,14 @@ def _commands(config: Config) -> list[Command]:
             )
             for rank in range(config.worker.tp)
         ),
-        Command(name="tokenizer-0", module="tokenizer_proc"),
+        *(
+            Command(
+                name=f"tokenizer-{index}",
+                module="tokenizer_proc",
+                arguments=("--index", str(index)),
+            )
+            for index in range(config.server.num_tokenizers)
+        ),
         Command(name="scheduler", module="scheduler_proc"),
     ]
 

@@ -5,11 +5,12 @@ once.
 import asyncio
 import contextlib
 import threading
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, Literal, Self, TypeVar, overload
 
-from runtime.client import AsyncClient, Completion, Prompt, Stream
+from runtime.client import AsyncClient, Prompt, Stream
+from runtime.completion import Completion
 from runtime.errors import ConnectionLost
 from runtime.messages import Chunk, Tokenized, Welcome
 from runtime.sampling import SamplingParams
@@ -91,24 +92,26 @@ class SyncStream:
         self.request = stream.request
         self._loop = loop
         self._stream = stream
-        self._chunks = aiter(stream)
 
     def __iter__(self) -> Iterator[Chunk]:
+        chunks = aiter(self._stream)
         try:
-            while (chunk := self._loop.run(self._next())) is not None:
+            while (chunk := self._loop.run(_next(chunks))) is not None:
                 yield chunk
         finally:
-            self._loop.clean_up(self._close())
+            self._loop.clean_up(_close(chunks))
 
     def abort(self) -> None:
         """End the request; its last chunk still comes, with finish_reason abort."""
         self._loop.run(self._stream.abort())
 
-    async def _next(self) -> Chunk | None:
-        return await anext(self._chunks, None)
 
-    async def _close(self) -> None:
-        await self._chunks.aclose()  # type: ignore[attr-defined]
+async def _next(chunks: AsyncIterator[Chunk]) -> Chunk | None:
+    return await anext(chunks, None)
+
+
+async def _close(chunks: AsyncIterator[Chunk]) -> None:
+    await chunks.aclose()  # type: ignore[attr-defined]
 
 
 class Client:

@@ -209,25 +209,41 @@ class Poller:
         return Ready(frozenset(raw for raw, _ in self._poller.poll(timeout_ms)))
 
 
-class AsyncDealer:
-    """A client's connection to a router, for an asyncio loop."""
+class AsyncTransport:
+    """Makes the connections of one client, for an asyncio loop."""
 
-    def __init__(self, address: str, name: str) -> None:
-        """Connect; the server need not be there yet."""
+    def __init__(self, name: str) -> None:
+        self._name = name
         self._context = zmq.asyncio.Context()
-        self._raw = self._context.socket(zmq.DEALER)
-        self._raw.setsockopt(zmq.LINGER, LINGER_MS)
-        self._raw.setsockopt(zmq.SNDHWM, 0)  # bounded by the calls that the user has open
-        self._raw.setsockopt(zmq.RCVHWM, CLIENT_HWM)
-        self._events = self._raw.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        self._numbering = Numbering(name, Epoch(0))
-        self._num_received = 0
+
+    def dealer(self, address: str) -> "AsyncDealer":
+        """Connect to a router; the server need not be there yet."""
+        raw = self._context.socket(zmq.DEALER)
+        raw.setsockopt(zmq.LINGER, LINGER_MS)
+        raw.setsockopt(zmq.SNDHWM, 0)  # bounded by the calls that the user has open
+        raw.setsockopt(zmq.RCVHWM, CLIENT_HWM)
         try:
-            _allow_ipv6(self._raw, address)
-            self._raw.connect(address)
+            _allow_ipv6(raw, address)
+            raw.connect(address)
         except zmq.ZMQError as e:
-            self.close(deliver=False)
+            raw.close(linger=0)
             raise ConfigError(f"can't connect to {address!r}: {e}") from None
+        return AsyncDealer(raw, Numbering(self._name, Epoch(0)))
+
+    def close(self) -> None:
+        """End what is left, once every connection is closed."""
+        self._context.term()
+
+
+class AsyncDealer:
+    """A client's connection to a router."""
+
+    def __init__(self, raw: zmq.asyncio.Socket, numbering: Numbering) -> None:
+        """Use `AsyncTransport.dealer`."""
+        self._raw = raw
+        self._events = raw.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._numbering = numbering
+        self._num_received = 0
 
     async def send(self, message: object) -> None:
         """Queue the message; RequestError for one that the server couldn't read.
@@ -269,7 +285,6 @@ class AsyncDealer:
         self._raw.disable_monitor()
         self._events.close(linger=0)
         self._raw.close(linger=LINGER_MS if deliver else 0)
-        self._context.term()
 
 
 class Transport:

@@ -42,7 +42,8 @@ class Service:
             for rank in range(instance.config.worker.tp)
         ]
         self._tokenizers = [
-            transport.outbox(instance.wire("tokenizer-0"), "scheduler → tokenizer-0")
+            transport.outbox(instance.wire(f"tokenizer-{index}"), f"scheduler → tokenizer-{index}")
+            for index in range(instance.config.server.num_tokenizers)
         ]
         begin = process.loaded()
         self._core = Scheduler(options, begin.num_pages, begin.max_seq_len)

@@ -50,12 +50,11 @@ class KvMemory:
         return self.allocator.take(count)
 
     def lock_prefix(self, request: Request) -> IntArray:
-        """Find and protect what the cache holds of a waiting request's ids, its last token
-        excluded.
+        """Find and protect what the cache holds of a waiting request's ids and may spare it.
 
         Undone by `unlock_prefix`; made use of by `adopt_prefix`.
         """
-        match = self.cache.match(self.cache.root, request.ids[:-1])
+        match = self.cache.match(self.cache.root, request.ids[: request.num_skippable])
         self.cache.lock(match.node, below=self.cache.root)
         request.node = match.node
         return match.pages
@@ -77,7 +76,7 @@ class KvMemory:
         """
         slots, request = self._slots, self._slots.owners[slot]
         shared = slots.num_shared[slot]
-        rest = slots.token_ids[slot, shared * self._page_size : slots.known[slot] - 1]
+        rest = slots.token_ids[slot, shared * self._page_size : request.num_skippable]
         match = self.cache.match(request.node, rest)
         if len(match.pages):
             self.allocator.free(slots.pages[slot, shared : slots.num_pages[slot]])

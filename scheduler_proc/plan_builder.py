@@ -35,6 +35,7 @@ class PlanBuilder:
                 prompt_len=request.prompt_len,
                 sampling=submit.sampling,
                 stop_ids=submit.stop_ids,
+                first_prompt_logprob=request.next_prompt_logprob,
             )
         )
         self._writes.append((slot, 0, request.ids))

@@ -83,7 +83,10 @@ class LongestPrefixFirst(FirstComeFirstServed):
             self._oldest, self._oldest_since = window[0], num_admitted
         if num_admitted - self._oldest_since >= PATIENCE:
             return window[0]
-        return max(window, key=lambda request: self._cache.match_length(request.ids[:-1]))
+        return max(window, key=self._num_cached)
+
+    def _num_cached(self, request: Request) -> int:
+        return self._cache.match_length(request.ids[: request.num_skippable])
 
 
 class HighestPriorityFirst:

@@ -44,6 +44,8 @@ class Request:
     num_cached: int | None = None
     """Prompt tokens found in the cache when it was first admitted."""
     num_retractions: int = 0
+    next_prompt_logprob: int = 1
+    """If they are asked for: the first prompt token whose log probability is not told yet."""
     queued_at: int = 0
     """How many admissions there had been when it came."""
     rank: int = 0
@@ -58,6 +60,16 @@ class Request:
     @property
     def prompt_len(self) -> int:
         return len(self.submit.token_ids)
+
+    @property
+    def num_skippable(self) -> int:
+        """Known ids, from the first, that the cache may spare it from computing: all but the last,
+        and none that log probabilities are still to be told from.
+        """
+        told = self.next_prompt_logprob
+        if self.submit.sampling.prompt_logprobs is None or told >= self.prompt_len:
+            return len(self.ids) - 1
+        return told - 1
 
     @property
     def limit(self) -> int:

@@ -17,11 +17,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from runtime.errors import IntegrityError, ProtocolError
+from runtime.logprobs import Logprobs
 from runtime.messages import (
     Ended,
     Finish,
     FinishCode,
     FinishReason,
+    PromptLogprobs,
     Rejected,
     StepPlan,
     StepResult,
@@ -42,7 +44,7 @@ from scheduler_proc.radix import RadixTree
 from scheduler_proc.request import Request, State
 from scheduler_proc.slots import SlotTable
 
-Output = tuple[int, TokenBatch | Ended | Rejected]
+Output = tuple[int, TokenBatch | Ended | Rejected | PromptLogprobs]
 """A message and the number of the tokenizer it goes to."""
 
 
@@ -136,12 +138,15 @@ class Scheduler:
                 f"step {result.step} samples {len(plan.slots)} tokens, its result has"
                 f" {len(result.tokens)}"
             )
-        slots, tokens = plan.slots, result.tokens
+        for news in result.prompt_logprobs:
+            self._tell_prompt(news)
+        slots, tokens, logprobs = plan.slots, result.tokens, result.logprobs
         current = self._slots.tenure[slots] == plan.tenures
         if not current.all():
             slots, tokens = slots[current], tokens[current]
+            logprobs = logprobs and logprobs.select(current)
         if len(slots):
-            self._append_tokens(slots, tokens)
+            self._append_tokens(slots, tokens, logprobs)
 
     def flush_cache(self) -> int:
         """Free every cached page that no running request uses; how many."""
@@ -240,7 +245,18 @@ class Scheduler:
             self._deadlines = [entry for entry in self._deadlines if entry[1] in self._live]
             heapq.heapify(self._deadlines)
 
-    def _append_tokens(self, slots: IntArray, tokens: IntArray) -> None:
+    def _tell_prompt(self, news: PromptLogprobs) -> None:
+        """Pass log probabilities of a prompt on, if its request still lives."""
+        if (request := self._live.get(news.request)) is not None:
+            if news.start != request.next_prompt_logprob:
+                raise ProtocolError(
+                    f"request {request.id}: prompt token {news.start} was told, when"
+                    f" {request.next_prompt_logprob} was due"
+                )
+            request.next_prompt_logprob += news.logprobs.num_tokens
+            self._emit(request.id, news)
+
+    def _append_tokens(self, slots: IntArray, tokens: IntArray, logprobs: Logprobs | None) -> None:
         """New known tokens, one for each of `slots`; ends whom they complete."""
         table = self._slots
         known = table.known[slots]
@@ -254,6 +270,7 @@ class Scheduler:
             tokens=tokens,
             reasons=reasons.astype(np.int32),
             cached=table.num_cached[slots],
+            logprobs=logprobs,
         )
         self.counters.generated += len(tokens)
         self._emit_tokens(batch)
@@ -274,10 +291,11 @@ class Scheduler:
                 tokens=batch.tokens[mine],
                 reasons=batch.reasons[mine],
                 cached=batch.cached[mine],
+                logprobs=batch.logprobs and batch.logprobs.select(mine),
             )
             self._outputs.append((int(owner), part))
 
-    def _emit(self, request_id: RequestId, message: Ended | Rejected) -> None:
+    def _emit(self, request_id: RequestId, message: Ended | Rejected | PromptLogprobs) -> None:
         self._outputs.append((owner_of(request_id), message))
 
     def _end(self, request: Request) -> None:

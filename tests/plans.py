@@ -1,6 +1,8 @@
 """StepPlans made by hand, to drive an Engine without a scheduler."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +25,7 @@ class PlanMaker:
         self.page_size = page_size
         self.rows: dict[int, list[int]] = {}
         self._step = 0
-        self._new: list[tuple[int, SamplingParams]] = []
+        self._new: list[SlotSetup] = []
         self._writes: list[tuple[int, int, list[int]]] = []
 
     def admit(
@@ -32,10 +34,11 @@ class PlanMaker:
         prompt: Sequence[int],
         pages: Sequence[int],
         sampling: SamplingParams | None = None,
+        **others: Any,
     ) -> None:
-        """Give `slot` to a request with these prompt ids, on these pages."""
+        """Give `slot` to a request with these prompt ids, on these pages. others: SlotSetup's."""
         self.rows[slot] = list(pages)
-        self._new.append((slot, sampling or SamplingParams()))
+        self._new.append(set_up(slot, sampling or SamplingParams(), **others))
         self.write(slot, 0, prompt)
 
     def write(self, slot: int, start: int, ids: Sequence[int]) -> None:
@@ -46,19 +49,18 @@ class PlanMaker:
         """The next step: what was admitted since the last one, then the segments."""
         new, self._new = self._new, []
         writes, self._writes = self._writes, []
-        pages = [(slot, i, page) for slot, _ in new for i, page in enumerate(self.rows[slot])]
+        pages = [(s.slot, i, page) for s in new for i, page in enumerate(self.rows[s.slot])]
         self._step += 1
         return StepPlan(
             step=self._step - 1,
             setups=tuple(
-                SlotSetup(
-                    slot=Slot(slot),
-                    request=RequestId(self._step * 1000 + slot),
-                    prompt_len=sum(len(ids) for written, _, ids in writes if written == slot),
-                    sampling=sampling,
-                    stop_ids=(),
+                replace(
+                    setup,
+                    request=RequestId(self._step * 1000 + setup.slot),
+                    prompt_len=setup.prompt_len
+                    or sum(len(ids) for written, _, ids in writes if written == setup.slot),
                 )
-                for slot, sampling in new
+                for setup in new
             ),
             writes=rows(3, [(slot, start, len(ids)) for slot, start, ids in writes]),
             write_ids=int32([token for _, _, ids in writes for token in ids]),
@@ -77,6 +79,12 @@ class PlanMaker:
         """The KV index of a position of a slot's sequence."""
         page, offset = divmod(position, self.page_size)
         return self.rows[slot][page] * self.page_size + offset
+
+
+def set_up(slot: int, sampling: SamplingParams, **others: Any) -> SlotSetup:
+    """What a plan says of a slot's new request; others: SlotSetup's fields."""
+    fields = {"request": RequestId(slot), "prompt_len": 0, "stop_ids": (), **others}
+    return SlotSetup(slot=Slot(slot), sampling=sampling, **fields)
 
 
 def int32(values: Sequence[int]) -> IntArray:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from runtime.messages import (
     Finish,
     FinishCode,
     FinishReason,
+    PromptLogprobs,
     Rejected,
     StepPlan,
     StepResult,
@@ -59,6 +61,10 @@ class Harness:
         )
         self.submits: dict[RequestId, Submit] = {}
         self.outputs: dict[RequestId, list[int]] = {}
+        self.prompt_told: dict[RequestId, list[int]] = {}
+        """The prompt tokens, from the second on, whose log probabilities were told."""
+        self.logprobs: dict[RequestId, list[int]] = {}
+        """The output tokens whose log probabilities were told."""
         self.cached: dict[RequestId, int] = {}
         """Prompt tokens from the cache, as the newest token of the request says."""
         self.ends: dict[RequestId, FinishReason | Rejected] = {}
@@ -87,20 +93,22 @@ class Harness:
         priority: int = 0,
         owner: int = 0,
         now: float = 0.0,
+        **sampling: Any,
     ) -> RequestId:
-        """A new request of tokenizer `owner`; its id."""
+        """A new request of tokenizer `owner`; its id. sampling: of SamplingParams' fields."""
         number = len(self.submits)
         request = request_id(owner, number)
         self.submits[request] = Submit(
             request=request,
             arrival=number,
             token_ids=np.array(prompt, np.int32),
-            sampling=SamplingParams(max_tokens=max_tokens, seed=number),
+            sampling=SamplingParams(max_tokens=max_tokens, seed=number, **sampling),
             stop_ids=tuple(stop_ids),
             deadline_s=deadline_s,
             priority=priority,
         )
         self.outputs[request] = []
+        self.prompt_told[request] = []
         self.scheduler.submit(self.submits[request], now)
         self._listen()
         return request
@@ -132,8 +140,15 @@ class Harness:
             self._check_plan(plan)
             self._count_admissions(plan)
             self.plans.append(plan)
-            tokens = self.engine.execute(plan)
-            result = StepResult(step=plan.step, tokens=tokens, started_s=0.0, ended_s=0.0)
+            answer = self.engine.answer(plan)
+            result = StepResult(
+                step=plan.step,
+                tokens=answer.tokens,
+                logprobs=answer.logprobs,
+                prompt_logprobs=answer.prompt_logprobs,
+                started_s=0.0,
+                ended_s=0.0,
+            )
             self._results.append(result)
         self._listen()
         return plan
@@ -233,21 +248,34 @@ class Harness:
         for owner, message in self.scheduler.take_outputs():
             if isinstance(message, TokenBatch):
                 self._hear_tokens(owner, message)
+                continue
+            assert owner == owner_of(message.request)
+            if isinstance(message, PromptLogprobs):
+                self._hear_prompt(message)
             else:
-                assert owner == owner_of(message.request)
                 self._hear_end(
                     message.request, message.reason if isinstance(message, Ended) else message
                 )
         self.scheduler.check_integrity()
 
+    def _hear_prompt(self, news: PromptLogprobs) -> None:
+        told = self.prompt_told[news.request]
+        assert not self.outputs[news.request], "an output came before the prompt was told"
+        assert news.start == len(told) + 1, f"request {news.request} skips or repeats its prompt"
+        told += news.logprobs.token_ids.tolist()
+
     def _hear_tokens(self, owner: int, batch: TokenBatch) -> None:
         fields = (batch.requests, batch.offsets, batch.tokens, batch.reasons, batch.cached)
-        for number, offset, token, code, cached in zip(*(f.tolist() for f in fields), strict=True):
+        each = repeat(None, len(batch.tokens)) if batch.logprobs is None else batch.logprobs.split()
+        columns = zip(*(f.tolist() for f in fields), strict=True)
+        for (number, offset, token, code, cached), told in zip(columns, each, strict=True):
             request = RequestId(number)
             assert owner == owner_of(request)
             assert request not in self.ends, f"a token for request {request}, which has ended"
             assert offset == len(self.outputs[request]), f"request {request} skips or repeats"
             self.outputs[request].append(token)
+            if told is not None:
+                self.logprobs.setdefault(request, []).append(int(told.token_ids[0]))
             self.cached[request] = cached
             if code != FinishCode.NOT_YET:
                 self.ended_by_a_token.add(request)

@@ -1,5 +1,6 @@
 """The shared hypothesis strategies: values from annotations, messages and headers above all."""
 
+import math
 import types
 import typing
 from dataclasses import fields, is_dataclass
@@ -11,7 +12,15 @@ from hypothesis import strategies as st
 
 from runtime.codec import Header
 from runtime.messages import CODEC
-from runtime.sampling import MAX_COUNT, MAX_SEED, MAX_STOP_CHARS, MAX_STOPS, SamplingParams
+from runtime.sampling import (
+    MAX_CHOICES,
+    MAX_COUNT,
+    MAX_LOGPROBS,
+    MAX_SEED,
+    MAX_STOP_CHARS,
+    MAX_STOPS,
+    SamplingParams,
+)
 from runtime.types import Epoch, FloatArray, IntArray, LongArray
 
 VOCAB_SIZE = 1000
@@ -84,17 +93,34 @@ def arrays(dtype: Any, size: int | None = None) -> st.SearchStrategy[np.ndarray[
 
 def valid_sampling() -> st.SearchStrategy[SamplingParams]:
     """Sampling parameters that validate(VOCAB_SIZE) accepts."""
+    ids = st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=5).map(tuple)
+    penalties, counts = st.floats(-2, 2), st.none() | st.integers(0, MAX_LOGPROBS)
     return st.builds(
         SamplingParams,
-        max_tokens=st.none() | st.integers(1, MAX_COUNT),
-        temperature=st.floats(0, 1e6),
-        top_k=st.none() | st.integers(1, MAX_COUNT),
-        top_p=st.floats(0, 1, exclude_min=True),
+        n=st.integers(1, MAX_CHOICES),
+        max_tokens=st.none() | st.integers(10, MAX_COUNT),
+        min_tokens=st.integers(0, 10),
+        temperature=st.none() | st.floats(0, 1e6),
+        top_k=st.none() | st.integers(-1, MAX_COUNT),
+        top_p=st.none() | st.floats(0, 1, exclude_min=True),
+        min_p=st.none() | st.floats(0, 1),
         seed=st.none() | st.integers(0, MAX_SEED),
+        presence_penalty=penalties,
+        frequency_penalty=penalties,
+        repetition_penalty=st.none() | st.floats(0.01, 100),
+        logit_bias=st.dictionaries(
+            st.integers(0, VOCAB_SIZE - 1), st.floats(-100, 100) | st.just(-math.inf), max_size=5
+        ),
+        # Longer than all that may be forbidden together.
+        allowed_token_ids=st.none() | st.just(tuple(range(20))),
+        bad_token_ids=ids,
         stop=st.lists(st.text(min_size=1, max_size=MAX_STOP_CHARS), max_size=MAX_STOPS).map(tuple),
-        stop_token_ids=st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=5).map(tuple),
+        stop_token_ids=ids,
+        include_stop_str_in_output=st.booleans(),
         ignore_eos=st.booleans(),
         skip_special_tokens=st.booleans(),
+        logprobs=counts,
+        prompt_logprobs=counts,
     )
 
 
@@ -103,6 +129,7 @@ _PLAIN: dict[Any, st.SearchStrategy[Any]] = {
     float: st.floats(allow_nan=False),
     bool: st.booleans(),
     str: TEXT,
+    bytes: st.binary(max_size=8),
     dict: JSON,
     type(None): st.none(),
 }

@@ -3,38 +3,56 @@ other.
 """
 
 import argparse
+import sys
 import time
+from pathlib import Path
 
+from runtime.instance import Instance
 from runtime.messages import Begin
 from runtime.process import ENDPOINT_FILE, Process, Stopped, run
+from runtime.sampling import SamplingParams
 from runtime.transport import Poller, Router
-from tokenizer_proc.core import Forget, ToClient, TokenizerCore, ToScheduler
+from tokenizer_proc.actions import Convert, Forget, ToClient, ToScheduler
+from tokenizer_proc.core import TokenizerCore
+from tokenizer_proc.generation import read_generation_config, sampling_defaults
+from tokenizer_proc.jobs import JobQueue, JobThread
 from tokenizer_proc.loading import load_tokenizer
 from tokenizer_proc.tokenizer import Tokenizer
 
 TICK_S = 1.0
-SLICE_S = 0.05
+SWITCH_S = 0.001
+"""How long the thread that converts may keep the interpreter from the main thread."""
+SLICE_S = 0.01
+"""How long clients are heard before the scheduler's news get their turn."""
 
 
 class Service:
     """The core among its wires."""
 
     def __init__(
-        self, process: Process, clients: Router, tokenizer: Tokenizer, begin: Begin
-    ) -> None:
-        instance, transport = process.instance, process.transport
+        self, process: Process, index: int, clients: Router, tokenizer: Tokenizer,
+        defaults: SamplingParams, begin: Begin,
+    ) -> None:  # fmt: skip
+        instance, transport, name = process.instance, process.transport, process.name
         self._process = process
         self._clients = clients
-        self._news = transport.inbox(instance.wire("tokenizer-0"), "scheduler → tokenizer-0")
-        self._scheduler = transport.outbox(instance.wire("scheduler"), "tokenizer-0 → scheduler")
+        self._news = transport.inbox(instance.wire(name), f"scheduler → {name}")
+        self._scheduler = transport.outbox(instance.wire("scheduler"), f"{name} → scheduler")
+        # All are loaded, so all listen.
+        files = [_file(instance, i) for i in range(instance.config.server.num_tokenizers)]
         self._core = TokenizerCore(
             tokenizer,
-            index=0,
+            index=index,
+            endpoints=tuple(f.read_text() for i, f in enumerate(files) if i != index),
             model=instance.model.name,
             server_id=instance.server_id,
             max_seq_len=begin.max_seq_len,
             vocab_size=begin.vocab_size,
+            max_jobs=instance.config.scheduler.max_queued_req,
+            defaults=defaults,
         )
+        self._jobs = JobQueue()
+        self._thread = JobThread(self._core.texts.convert)
         process.ready(
             f"{tokenizer.vocab_size} tokens, sequences of up to {begin.max_seq_len} tokens, at"
             f" {self._clients.address}"
@@ -51,7 +69,7 @@ class Service:
             raise
 
     def _loop(self) -> None:
-        poller = Poller(self._news, self._clients, self._process.control)
+        poller = Poller(self._news, self._clients, self._process.control, self._thread.fileno())
         next_tick = 0.0
         while True:
             ready = poller.wait(TICK_S)
@@ -59,6 +77,8 @@ class Service:
             if self._news in ready:
                 for message in self._news.drain():
                     self._core.on_scheduler(message)
+            if self._thread.fileno() in ready:
+                self._core.on_converted(*self._thread.result())
             if self._clients in ready:
                 self._hear_clients()
             now = time.monotonic()
@@ -73,7 +93,7 @@ class Service:
         """
         end = time.monotonic() + SLICE_S
         for client, frame in self._clients.drain():
-            self._core.on_client_frame(client, frame)
+            self._core.on_client_frame(client, frame, time.monotonic_ns())
             self._act()
             if time.monotonic() >= end:
                 break
@@ -85,25 +105,63 @@ class Service:
                 match action:
                     case ToScheduler(message):
                         self._scheduler.send(message)
+                    case Convert(job):
+                        self._jobs.put(job)
                     case Forget(client):
                         self._clients.forget(client)
                     case ToClient(client, message):
                         if not self._clients.send(client, message):
                             self._core.on_client_gone(client)
+        self._give_out_jobs()
+
+    def _give_out_jobs(self) -> None:
+        while not self._thread.is_busy and (job := self._jobs.take()) is not None:
+            if job.is_wanted:
+                self._thread.start(job)
+            else:
+                self._core.on_converted(job, "")
 
 
-def listen(process: Process) -> Router:
-    """The public endpoint; where it is goes into the instance's folder."""
-    clients = process.transport.router(process.instance.endpoint)
-    (process.instance.folder / ENDPOINT_FILE).write_text(clients.address)
+def listen(process: Process, index: int) -> Router:
+    """Where this tokenizer's clients connect: the first has the public endpoint, and tells of the
+    others. The addresses go into the instance's folder.
+    """
+    instance = process.instance
+    public = instance.endpoint
+    if index == 0:
+        address = public
+    elif public.startswith("tcp://"):
+        address = f"{public.rpartition(':')[0]}:0"
+    else:
+        address = instance.wire(f"public-{index}")
+    clients = process.transport.router(address)
+    _file(instance, index).write_text(clients.address)
     return clients
 
 
+def _file(instance: Instance, index: int) -> Path:
+    """Where the address of tokenizer number `index` is written."""
+    return instance.folder / (ENDPOINT_FILE if index == 0 else f"{ENDPOINT_FILE}-{index}")
+
+
 def main(process: Process, arguments: argparse.Namespace) -> None:
-    clients = listen(process)  # first: an address in use is told before anybody loads for long
-    tokenizer = load_tokenizer(process.instance.tokenizer)
-    Service(process, clients, tokenizer, process.loaded()).serve()
+    sys.setswitchinterval(SWITCH_S)
+    # First: an address in use is told before anybody loads for long.
+    clients = listen(process, arguments.index)
+    instance = process.instance
+    choice = instance.config.model.generation_config
+    generation = read_generation_config(choice, instance.model, instance.tokenizer)
+    defaults = sampling_defaults(generation)
+    tokenizer = load_tokenizer(instance.tokenizer, generation)
+    Service(process, arguments.index, clients, tokenizer, defaults, process.loaded()).serve()
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line beside what every process takes."""
+    result = argparse.ArgumentParser(prog="python -m tokenizer_proc")
+    result.add_argument("--index", type=int, default=0, help="this tokenizer's number")
+    return result
 
 
 if __name__ == "__main__":
-    run(lambda _: "tokenizer-0", main, argparse.ArgumentParser(prog="python -m tokenizer_proc"))
+    run(lambda arguments: f"tokenizer-{arguments.index}", main, parser())

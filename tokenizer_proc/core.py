@@ -6,17 +6,19 @@ Rules:
  3. Text, token ids and counts of a request end at the same token.
 """
 
+import contextlib
 import itertools
 import logging
-import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from runtime import errors, types
-from runtime.errors import ProtocolError, RequestError, UserError
+from runtime.errors import Overloaded, ProtocolError, RequestError, UserError
+from runtime.logprobs import Logprobs
 from runtime.messages import (
     CODEC,
+    CREDIT,
     Abort,
     Chunk,
     Chunks,
@@ -30,20 +32,26 @@ from runtime.messages import (
     FlushCache,
     Flushed,
     Generate,
+    Grant,
     Hello,
+    PromptLogprobs,
     Rejected,
     Stats,
     StatsReply,
-    Submit,
     TokenBatch,
     Tokenize,
     Tokenized,
     Welcome,
 )
-from runtime.sampling import MAX_SEED, SamplingParams
-from runtime.types import IntArray, Json, RequestId
-from tokenizer_proc.requests import LiveRequest
+from runtime.sampling import NO_DEFAULTS, SamplingParams, each_output
+from runtime.types import IntArray, RequestId
+from tokenizer_proc.actions import Action, Convert, Forget, ToClient, ToScheduler
+from tokenizer_proc.admission import Admission
+from tokenizer_proc.jobs import Job, Outcome
+from tokenizer_proc.queries import Queries
+from tokenizer_proc.requests import Credit, LiveRequest, never_begun
 from tokenizer_proc.stops import StopMatcher
+from tokenizer_proc.texts import Encoded, Texts
 from tokenizer_proc.tokenizer import Tokenizer
 
 _LOG = logging.getLogger(__name__)
@@ -53,40 +61,23 @@ CLIENT_SILENCE_TICKS = 10
 Hello every 2 s. Ticks are counted and not seconds: while this process stands still (stopped by a
 signal, say) it hears nobody, and then the silence is its own.
 """
-MAX_PRIORITY = 100
-"""Bounded, for the wait under the policy "priority" is bounded by the levels there are."""
-MAX_CHARS_PER_TOKEN = 64
-"""A text longer than this times max_seq_len is refused before it is tokenized, and so are as many
-ids before they become text.
+UNREAD_TICKS = 60
+"""A stream of which its reader takes nothing for so long, while news wait, is ended."""
+LONG_BYTES = 8192
+"""A call that is larger is converted beside the main thread: it may take longer than others should
+wait.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class ToClient:
-    client: bytes
-    message: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Forget:
-    """The client is not sent anything any more."""
-
-    client: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class ToScheduler:
-    message: Any
-
-
-Action = ToClient | ToScheduler | Forget
 
 
 @dataclass(slots=True, eq=False)
 class _Client:
-    """A connected client and its open calls, by the client's own numbers."""
+    """A connected client and its open calls, by the client's own numbers: the outputs that each
+    still has to come, by their index.
+    """
 
-    requests: dict[int, LiveRequest]
+    requests: dict[int, dict[int, LiveRequest]] = field(default_factory=dict)
+    jobs: dict[int, Job] = field(default_factory=dict)
+    """Calls that are being converted."""
     silent_ticks: int = 0
 
 
@@ -94,28 +85,38 @@ class TokenizerCore:
     """Between the clients and the scheduler."""
 
     def __init__(
-        self, tokenizer: Tokenizer, *, index: int, model: str, server_id: str,
-        max_seq_len: int, vocab_size: int,
+        self, tokenizer: Tokenizer, *, index: int, endpoints: tuple[str, ...], model: str,
+        server_id: str, max_seq_len: int, vocab_size: int, max_jobs: int,
+        defaults: SamplingParams = NO_DEFAULTS,
     ) -> None:  # fmt: skip
-        """index: this tokenizer's number, part of every RequestId. vocab_size: rows of the
-        embedding.
+        """index: this tokenizer's number, part of every RequestId. endpoints: where the other
+        tokenizers listen. vocab_size: rows of the embedding. max_jobs: long calls that may wait to
+        be converted. defaults: the model's, for fields that a request leaves open.
         """
         self._tokenizer = tokenizer
+        self.texts = Texts(tokenizer, max_seq_len, vocab_size)
+        """What jobs are converted with, on any thread."""
+        self._max_jobs = max_jobs
+        self._num_jobs = 0
         self._index = index
-        self._max_seq_len = max_seq_len
-        self._vocab_size = vocab_size
+        # A tokenizer of another model may name ids that this model has not.
+        eos_ids = tuple(i for i in tokenizer.eos_token_ids if i < vocab_size)
+        self._admission = Admission(max_seq_len, vocab_size, eos_ids, defaults)
         self._welcome = Welcome(
             model=model,
             vocab_size=vocab_size,
             max_seq_len=max_seq_len,
-            eos_token_ids=tokenizer.eos_token_ids,
+            eos_token_ids=eos_ids,
             server_id=server_id,
+            defaults=defaults,
+            endpoints=endpoints,
         )
         self._clients: dict[bytes, _Client] = {}
         self._live: dict[RequestId, LiveRequest] = {}
-        self._queries: dict[RequestId, tuple[bytes, int]] = {}
-        """Stats and FlushCache calls that the scheduler has yet to answer."""
+        self._queries = Queries(self._new_id)
         self._counter = itertools.count()
+        self._arrival = 0
+        self._ticks = 0
         self._actions: list[Action] = []
 
     def take_actions(self) -> list[Action]:
@@ -125,25 +126,86 @@ class TokenizerCore:
 
     # ---- from clients ---------------------------------------------------------------------
 
-    def on_client_frame(self, client: bytes, frame: bytes) -> None:
-        """Anything at all from a client."""
-        known = self._clients.get(client)
-        if known is None:
-            known = self._clients[client] = _Client({})
+    def on_client_frame(self, client: bytes, frame: bytes, now_ns: int) -> None:
+        """Anything at all from a client. now_ns: on a clock that all tokenizers read."""
+        self._arrival = max(now_ns, self._arrival + 1)
+        known = self._clients.setdefault(client, _Client())
         known.silent_ticks = 0
         try:
             _, message = CODEC.decode(frame)
         except ProtocolError as e:
-            self._to_client(client, Failed(request=None, kind="protocol", text=str(e)))
+            self._refuse(client, str(e))
             return
         request = getattr(message, "request", None)
-        if request in known.requests and not isinstance(message, Abort):
+        is_open = request in known.requests or request in known.jobs
+        if is_open and not isinstance(message, Abort | Grant):
             # Not answered under that number, which would end the other call.
-            text = f"request number {request} is in use on this connection"
-            self._to_client(client, Failed(request=None, kind="protocol", text=text))
+            self._refuse(client, f"request number {request} is in use on this connection")
             return
+        with self._answering_for(client, message):
+            self._on_client(client, known, message, is_long=len(frame) > LONG_BYTES)
+
+    def on_converted(self, job: Job, outcome: Outcome) -> None:
+        """A job that was given out by `Convert` is done, or was not wanted any more."""
+        self._num_jobs -= 1
+        if job.is_wanted:
+            del self._clients[job.client].jobs[job.call.request]
+            with self._answering_for(job.client, job.call):
+                if isinstance(outcome, Exception):
+                    raise outcome
+                self._answer(job, outcome)
+
+    def on_client_gone(self, client: bytes) -> None:
+        """The client can't be sent to any more: its requests end."""
+        if (known := self._clients.pop(client, None)) is not None:
+            for outputs in known.requests.values():
+                self._abandon(outputs)
+            for job in known.jobs.values():
+                job.is_wanted = False
+        self._queries.forget(client)
+        self._actions.append(Forget(client))
+
+    def tick(self) -> None:
+        """A second has passed: let go of clients that are silent and of streams that are not read
+        for too long.
+        """
+        self._ticks += 1
+        for client, known in list(self._clients.items()):
+            known.silent_ticks += 1
+            if known.silent_ticks > CLIENT_SILENCE_TICKS:
+                # It may be there and only have been stopped: then it must not wait for ever.
+                self._let_go(client, known)
+        for known in self._clients.values():
+            for outputs in list(known.requests.values()):
+                live = next(iter(outputs.values()))
+                if live.credit.is_dry_for(self._ticks, UNREAD_TICKS):
+                    text = f"nothing of the stream was read for {UNREAD_TICKS} s: read or abort it"
+                    self._fail(live, "aborted", text)
+
+    def shut_down(self, reason: str) -> None:
+        """The server ends: tell everybody who waits."""
+        while self._live:
+            self._fail(next(iter(self._live.values())), "died", reason)
+        for client, known in self._clients.items():
+            for number in known.jobs:
+                self._to_client(client, Failed(request=number, kind="died", text=reason))
+        for client, number in self._queries.callers():
+            self._to_client(client, Failed(request=number, kind="died", text=reason))
+
+    def _let_go(self, client: bytes, known: _Client) -> None:
+        text = f"the client was silent for {CLIENT_SILENCE_TICKS} s"
+        for outputs in list(known.requests.values()):
+            self._fail(next(iter(outputs.values())), "aborted", text)
+        for number in known.jobs:
+            self._to_client(client, Failed(request=number, kind="aborted", text=text))
+        self.on_client_gone(client)
+
+    @contextlib.contextmanager
+    def _answering_for(self, client: bytes, message: Any) -> Iterator[None]:
+        """Whatever goes wrong is the answer to that call, and nobody else's."""
+        request = getattr(message, "request", None)
         try:
-            self._on_client(client, known, message)
+            yield
         except UserError as e:
             self._to_client(client, Failed(request=request, kind=errors.kind_of(e), text=str(e)))
         except Exception as e:  # one request's bytes must never end the others'
@@ -151,146 +213,104 @@ class TokenizerCore:
             text = f"the server failed on this request: {type(e).__name__}: {e}"
             self._to_client(client, Failed(request=request, kind="died", text=text))
 
-    def on_client_gone(self, client: bytes) -> None:
-        """The client can't be sent to any more: its requests end."""
-        if (known := self._clients.pop(client, None)) is not None:
-            for live in known.requests.values():
-                del self._live[live.id]
-                self._to_scheduler(Abort(request=live.id))
-        self._actions.append(Forget(client))
-
-    def tick(self) -> None:
-        """A second has passed: let go of clients that have been silent for too long."""
-        for client, known in list(self._clients.items()):
-            known.silent_ticks += 1
-            if known.silent_ticks > CLIENT_SILENCE_TICKS:
-                # It may be there and only have been stopped: then it must not wait for ever.
-                for live in list(known.requests.values()):
-                    self._to_scheduler(Abort(request=live.id))
-                    text = f"the client was silent for {CLIENT_SILENCE_TICKS} s"
-                    self._fail(live, "aborted", text)
-                self.on_client_gone(client)
-
-    def shut_down(self, reason: str) -> None:
-        """The server ends: tell everybody who waits."""
-        for live in list(self._live.values()):
-            self._fail(live, "died", reason)
-        for client, number in self._queries.values():
-            self._to_client(client, Failed(request=number, kind="died", text=reason))
-
-    def _on_client(self, client: bytes, known: _Client, message: Any) -> None:
+    def _on_client(self, client: bytes, known: _Client, message: Any, *, is_long: bool) -> None:
         match message:
             case Hello():
                 self._to_client(client, self._welcome)
-            case Generate():
-                self._generate(client, known, message)
             case Abort():
-                if (live := known.requests.get(message.request)) is not None:
-                    self._to_scheduler(Abort(request=live.id))
-            case Tokenize():
-                ids, text = self._encode(
-                    message.text, None, message.chat, message.add_special_tokens
-                )
-                self._to_client(
-                    client, Tokenized(request=message.request, token_ids=ids, text=text)
-                )
-            case Detokenize():
-                self._check_count(len(message.token_ids), "token ids")
-                self._check_ids(message.token_ids)
-                text = self._tokenizer.decode(message.token_ids, message.skip_special_tokens)
-                self._to_client(client, Detokenized(request=message.request, text=text))
+                self._abort(client, known, message.request)
+            case Grant():
+                self._grant(client, known, message)
+            case Generate() | Tokenize() | Detokenize():
+                self._convert(known, Job(client, message, self._arrival), is_long=is_long)
             case Stats() | FlushCache():
-                query = self._new_id()
-                self._queries[query] = (client, message.request)
-                self._to_scheduler(replace(message, request=query))
+                if (query := self._queries.add(client, message)) is not None:
+                    self._to_scheduler(query)
             case _:
                 raise RequestError(f"a client may not send {type(message).__name__}")
 
-    def _generate(self, client: bytes, known: _Client, message: Generate) -> None:
-        message.sampling.validate(self._vocab_size)
-        if message.timeout_s is not None and not 0 < message.timeout_s < 1e9:
-            raise RequestError(f"timeout_s is {message.timeout_s}: it must be above 0 seconds")
-        if abs(message.priority) > MAX_PRIORITY:
-            raise RequestError(
-                f"priority is {message.priority}: it must be from {-MAX_PRIORITY} to {MAX_PRIORITY}"
-            )
-        prompt_ids, _ = self._encode(message.text, message.token_ids, message.chat, True)
-        if not len(prompt_ids):
-            raise RequestError("the prompt is empty: it needs at least one token")
-        self._check_ids(prompt_ids)  # a tokenizer of another model may know more than the model
-        sampling = self._resolve(message.sampling, len(prompt_ids))
-        live = LiveRequest(
-            id=self._new_id(),
-            client=client,
-            generate=message,
-            prompt_ids=prompt_ids,
-            decoder=self._tokenizer.decoder(sampling.skip_special_tokens),
-            stops=StopMatcher(sampling.stop) if sampling.stop else None,
-        )
-        known.requests[message.request] = self._live[live.id] = live
-        eos_ids = () if sampling.ignore_eos else self._tokenizer.eos_token_ids
-        submit = Submit(
-            request=live.id,
-            arrival=live.id,
-            token_ids=prompt_ids,
-            sampling=sampling,
-            stop_ids=tuple(dict.fromkeys((*eos_ids, *sampling.stop_token_ids))),
-            deadline_s=message.timeout_s,
-            priority=message.priority,
-        )
-        self._to_scheduler(submit)
+    def _abort(self, client: bytes, known: _Client, number: int) -> None:
+        for live in known.requests.get(number, {}).values():
+            self._to_scheduler(Abort(request=live.id))
+        if (job := known.jobs.get(number)) is not None and isinstance(job.call, Generate):
+            job.is_wanted = False
+            del known.jobs[number]
+            self._to_client(client, never_begun(job.call))
 
-    def _resolve(self, sampling: SamplingParams, num_prompt: int) -> SamplingParams:
-        """Every open choice made: a length that fits the context, a recorded seed."""
-        room = self._max_seq_len - num_prompt
-        wanted = room if sampling.max_tokens is None else sampling.max_tokens
-        if room < 1 or wanted > room:
-            raise RequestError(
-                f"prompt has {num_prompt} tokens"
-                + (
-                    f" and max_tokens is {wanted}, together {num_prompt + wanted}"
-                    if room > 0
-                    else ""
+    def _grant(self, client: bytes, known: _Client, grant: Grant) -> None:
+        """Send what was held back of a stream, as far as the new credit goes."""
+        if grant.chunks < 1:
+            self._refuse(client, f"a Grant of {grant.chunks} chunks: at least 1 is taken")
+            return
+        outputs = known.requests.get(grant.request, {})
+        for live in itertools.islice(outputs.values(), 1):
+            live.credit.grant(grant.chunks)
+        news = [
+            live.take_chunk(None)
+            for live in outputs.values()
+            if live.has_news and live.credit.take(self._ticks)
+        ]
+        if news:
+            self._to_client(client, Chunks(items=tuple(news)))
+
+    def _convert(self, known: _Client, job: Job, *, is_long: bool) -> None:
+        """Answer the call at once, or have it converted elsewhere first."""
+        call = job.call
+        if isinstance(call, Generate):
+            self._admission.check(call)
+            is_long = is_long and call.token_ids is None  # they are what the scheduler takes
+        self.texts.check_size(call)
+        if not is_long:
+            self._answer(job, self.texts.convert(call))
+            return
+        if self._num_jobs >= self._max_jobs:
+            raise Overloaded(
+                f"{self._num_jobs} long texts wait to be tokenized already (max_queued_req):"
+                " try again later"
+            )
+        self._num_jobs += 1
+        known.jobs[job.call.request] = job
+        self._actions.append(Convert(job))
+
+    def _answer(self, job: Job, outcome: Encoded | str) -> None:
+        """The call is converted."""
+        call = job.call
+        match call, outcome:
+            case Generate(), Encoded():
+                self._generate(job.client, call, outcome.ids, job.arrival)
+            case Tokenize(), Encoded():
+                tokenized = Tokenized(
+                    request=call.request, token_ids=outcome.ids, text=outcome.text
                 )
-                + f"; this server takes {self._max_seq_len} (max_seq_len):"
-                " shorten it or raise the limit"
-            )
-        seed = secrets.randbelow(MAX_SEED) if sampling.seed is None else sampling.seed
-        return replace(sampling, max_tokens=wanted, seed=seed)
+                self._to_client(job.client, tokenized)
+            case Detokenize(), str():
+                self._to_client(job.client, Detokenized(request=call.request, text=outcome))
 
-    def _encode(
-        self, text: str | None, ids: IntArray | None, chat: Json | None, add_special: bool
-    ) -> tuple[IntArray, str]:
-        """The ids of whichever prompt is given, and its text where it was one."""
-        if sum(given is not None for given in (text, ids, chat)) != 1:
-            raise RequestError("a prompt is one of: a text, token ids, a chat")
-        if text is not None:
-            self._check_count(len(text), "characters")
-            encoded = self._tokenizer.encode(text, add_special)
-        elif chat is not None:
-            text = self._tokenizer.render_chat(chat)
-            self._check_count(len(text), "characters")
-            encoded = self._tokenizer.encode(text, False)
-        else:
-            assert ids is not None
-            text, encoded = "", ids
-        return encoded, text
+    def _refuse(self, client: bytes, text: str) -> None:
+        """The client doesn't speak as it should."""
+        self._to_client(client, Failed(request=None, kind="protocol", text=text))
 
-    def _check_count(self, count: int, what: str) -> None:
-        """Refuse what is absurdly long without the work of converting it."""
-        if count > (limit := MAX_CHARS_PER_TOKEN * self._max_seq_len):
-            raise RequestError(
-                f"{count} {what} were given; this server takes {self._max_seq_len} tokens"
-                f" (max_seq_len) and never more than {limit} {what}: shorten it"
+    def _generate(
+        self, client: bytes, message: Generate, prompt_ids: IntArray, arrival: int
+    ) -> None:
+        sampling = self._admission.resolve(message.sampling, len(prompt_ids))
+        outputs: dict[int, LiveRequest] = {}
+        credit = Credit(CREDIT * sampling.n)
+        kept = replace(message, text=None, token_ids=None, chat=None)
+        for index, alone in enumerate(each_output(sampling)):
+            live = LiveRequest(
+                id=self._new_id(),
+                client=client,
+                generate=kept,
+                prompt_ids=prompt_ids,
+                decoder=self._tokenizer.decoder(sampling.skip_special_tokens),
+                stops=StopMatcher(sampling.stop) if sampling.stop else None,
+                credit=credit,
+                index=index,
             )
-
-    def _check_ids(self, ids: IntArray) -> None:
-        bad = ids[(ids < 0) | (ids >= self._vocab_size)]
-        if len(bad):
-            raise RequestError(
-                f"token id {bad[0]} is outside the vocabulary: ids go from 0 to"
-                f" {self._vocab_size - 1}"
-            )
+            outputs[index] = self._live[live.id] = live
+            self._to_scheduler(self._admission.submit(live, alone, arrival))
+        self._clients[client].requests[message.request] = outputs
 
     # ---- from the scheduler ---------------------------------------------------------------
 
@@ -303,41 +323,62 @@ class TokenizerCore:
                 if (live := self._live.get(message.request)) is not None:
                     live.cut()
                     self._finish(live, live.take_chunk(message.reason))
+            case PromptLogprobs():
+                if (live := self._live.get(message.request)) is not None:
+                    self._on_prompt_logprobs(live, message)
             case Rejected():
                 if (live := self._live.get(message.request)) is not None:
                     self._fail(live, message.kind, message.text)
             case StatsReply() | Flushed():
-                client, number = self._queries.pop(message.request, (None, 0))
-                if client is not None:
+                callers, query = self._queries.answer(message)
+                for client, number in callers:
                     self._to_client(client, replace(message, request=RequestId(number)))
+                if query is not None:
+                    self._to_scheduler(query)
             case _:
                 raise ProtocolError(f"the scheduler sent a {type(message).__name__} to a tokenizer")
 
     def _on_tokens(self, batch: TokenBatch) -> None:
         """One step's tokens: one message to each client that hears news of it."""
         news: dict[bytes, list[Chunk]] = {}
-        for live, offset, token, code, cached in self._entries(batch):
+        for live, logprobs, offset, token, code, cached in self._entries(batch):
             if offset != len(live.outputs):
                 raise ProtocolError(
                     f"request {live.id}: output {offset} came when {len(live.outputs)} was due"
                 )
             live.num_cached = cached
-            chunk = self._on_token(live, token, FinishCode(code))
+            chunk = self._on_token(live, token, FinishCode(code), logprobs)
             if chunk is not None:
                 news.setdefault(live.client, []).append(chunk)
         for client, chunks in news.items():
             self._to_client(client, Chunks(items=tuple(chunks)))
 
-    def _entries(self, batch: TokenBatch) -> Iterator[tuple[LiveRequest, int, int, int, int]]:
+    def _on_prompt_logprobs(self, live: LiveRequest, news: PromptLogprobs) -> None:
+        live.prompt_logprobs.append(self._spelled(news.logprobs))
+        if live.credit.take(self._ticks):
+            self._to_client(live.client, Chunks(items=(live.take_chunk(None),)))
+
+    def _entries(
+        self, batch: TokenBatch
+    ) -> Iterator[tuple[LiveRequest, Logprobs | None, int, int, int, int]]:
         """The batch's entries whose request is still wanted, as plain ints."""
         columns = (batch.requests, batch.offsets, batch.tokens, batch.reasons, batch.cached)
-        for request, *rest in zip(*(column.tolist() for column in columns), strict=True):
+        each: Iterator[Logprobs | None] = itertools.repeat(None)
+        if batch.logprobs is not None:
+            each = self._spelled(batch.logprobs).split()
+        entries = zip(*(column.tolist() for column in columns), strict=True)
+        for (request, *rest), logprobs in zip(entries, each, strict=False):
             if (live := self._live.get(RequestId(request))) is not None:
-                yield (live, *rest)
+                yield (live, logprobs, *rest)
 
-    def _on_token(self, live: LiveRequest, token: int, code: FinishCode) -> Chunk | None:
+    def _spelled(self, logprobs: Logprobs) -> Logprobs:
+        return replace(logprobs, spelled=self._tokenizer.spell(logprobs.token_ids))
+
+    def _on_token(
+        self, live: LiveRequest, token: int, code: FinishCode, logprobs: Logprobs | None
+    ) -> Chunk | None:
         """Take one token in; the chunk to send, if there is one."""
-        if (stop := live.push(token)) is not None:
+        if (stop := live.push(token, code, logprobs)) is not None:
             if code is FinishCode.NOT_YET:
                 self._to_scheduler(Finish(request=live.id, keep=len(live.outputs)))
             self._forget(live)
@@ -345,7 +386,9 @@ class TokenizerCore:
         if code is not FinishCode.NOT_YET:
             self._forget(live)
             return live.take_chunk(*live.finish(code))
-        return live.take_chunk(None) if live.has_news else None
+        if live.has_news and live.credit.take(self._ticks):
+            return live.take_chunk(None)
+        return None
 
     # ---- inside ---------------------------------------------------------------------------
 
@@ -357,14 +400,24 @@ class TokenizerCore:
         self._to_client(live.client, Chunks(items=(chunk,)))
 
     def _fail(self, live: LiveRequest, kind: str, text: str) -> None:
-        self._forget(live)
+        """The call of which `live` is an output fails, with all its outputs."""
+        self._abandon(self._clients[live.client].requests.pop(live.generate.request))
         self._to_client(live.client, Failed(request=live.generate.request, kind=kind, text=text))
 
     def _forget(self, live: LiveRequest) -> None:
         """The request's final message is made."""
         del self._live[live.id]
         if (known := self._clients.get(live.client)) is not None:
-            del known.requests[live.generate.request]
+            outputs = known.requests[live.generate.request]
+            del outputs[live.index]
+            if not outputs:
+                del known.requests[live.generate.request]
+
+    def _abandon(self, outputs: dict[int, LiveRequest]) -> None:
+        """Nobody is told of these any more."""
+        for live in outputs.values():
+            del self._live[live.id]
+            self._to_scheduler(Abort(request=live.id))
 
     def _to_client(self, client: bytes, message: object) -> None:
         self._actions.append(ToClient(client, message))

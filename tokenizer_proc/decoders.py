@@ -183,7 +183,7 @@ def stages_of(
     if config is None or decoder is None:  # The library then joins the tokens with spaces.
         return [lambda: PerToken(lambda token: token, lambda token: " " + token)], True
     factories, fused = [], False
-    for part in _flat(config):
+    for part in flat(config):
         factory, fused = _stage(part, fused, token_bytes)
         if factory is None:
             return [lambda: Whole(decoder)], False
@@ -191,11 +191,11 @@ def stages_of(
     return factories, True
 
 
-def _flat(config: Json) -> list[Json]:
+def flat(config: Json) -> list[Json]:
     """The single decoders of a decoder, in the order they run; Fuse included."""
     if config.get("type") != "Sequence":
         return [config]
-    return [part for inner in config["decoders"] for part in _flat(inner)]
+    return [part for inner in config["decoders"] for part in flat(inner)]
 
 
 def _stage(

@@ -4,7 +4,6 @@ Rules: nothing of transformers is imported here; what takes long is built once a
 cache afterwards.
 """
 
-import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,8 @@ from runtime.instance import ModelFiles
 from runtime.types import Json
 from tokenizer_proc.byte_level import PRE_TOKENIZERS, from_gguf, reads_gguf
 from tokenizer_proc.cache import cached
+from tokenizer_proc.generation import read_generation_config
+from tokenizer_proc.json_files import read_json
 from tokenizer_proc.preset import (
     CHAT_TEMPLATE,
     NAMED_TOKENS,
@@ -38,22 +39,25 @@ _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_
           "mask_token")  # fmt: skip
 
 
-def load_tokenizer(files: ModelFiles) -> Tokenizer:
+def load_tokenizer(files: ModelFiles, generation: Json | None = None) -> Tokenizer:
     """The tokenizer of the model found at `files`.
 
+    generation: the model's generation_config.json, whose end-of-sequence ids count before those of
+    other files; by default that beside the tokenizer.
     Raises ModelNotFound where there is none, ConfigError where it can't be used, both with the way
     out.
     """
     path = Path(files.path)
+    generation = read_generation_config("auto", files) if generation is None else generation
     if files.format == "gguf":
-        return _load_gguf(path)
+        return _load_gguf(path, generation)
     if files.format == "preset":
         return _load_preset(files.name, path)
-    return _load_folder(path)
+    return _load_folder(path, generation)
 
 
-def _load_folder(folder: Path) -> Tokenizer:
-    eos = _eos_ids([_read_json(folder / "generation_config.json"), *_configs(folder)])
+def _load_folder(folder: Path, generation: Json) -> Tokenizer:
+    eos = _eos_ids([generation, *_configs(folder)])
     if (folder / "tokenizer.json").is_file():
         return _assemble_folder(folder, eos)
     sources = [path for pattern in _CONVERTIBLE for path in folder.glob(pattern)]
@@ -67,12 +71,12 @@ def _load_folder(folder: Path) -> Tokenizer:
     return _assemble_folder(cached("hf", sources, lambda out: _convert(folder, out)), eos)
 
 
-def _load_gguf(path: Path) -> Tokenizer:
+def _load_gguf(path: Path, generation: Json) -> Tokenizer:
     """Not cached: of the 0.35 s that 151,000 tokens take, reading them back would save 0.1."""
     metadata = GgufFile(path).metadata
     if "tokenizer.ggml.tokens" not in metadata:
         raise ModelNotFound(f"{path} holds no tokenizer: name one with the tokenizer option")
-    eos = _gguf_eos_ids(metadata)
+    eos = _eos_ids([generation]) or _gguf_eos_ids(metadata)
     if not reads_gguf(metadata):
         folder = cached("gguf", [path], lambda out: _convert(path, out))
         return _assemble_folder(folder, eos)
@@ -80,7 +84,7 @@ def _load_gguf(path: Path) -> Tokenizer:
 
 
 def _load_preset(name: str, path: Path) -> Tokenizer:
-    config = _read_json(path)
+    config = read_json(path)
     eos = _eos_ids([config])
     ranks = qwen_ranks_file(config)
     settings = {**NAMED_TOKENS, "chat_template": CHAT_TEMPLATE}
@@ -124,7 +128,7 @@ def _convert(source: Path, out: Path) -> None:
 
 
 def _assemble_folder(folder: Path, eos: tuple[int, ...]) -> Tokenizer:
-    config = _read_json(folder / "tokenizer_config.json")
+    config = read_json(folder / "tokenizer_config.json")
     backend = _read_backend(folder / "tokenizer.json")
     return _assemble(backend, {**config, "chat_template": _folder_template(folder, config)}, eos)
 
@@ -178,7 +182,7 @@ def _folder_template(folder: Path, config: Json) -> str | None:
     if own.is_file():
         return own.read_text(encoding="utf-8")
     found = config.get("chat_template")
-    found = found or _read_json(folder / "chat_template.json").get("chat_template")
+    found = found or read_json(folder / "chat_template.json").get("chat_template")
     if isinstance(found, list):
         by_name = {entry.get("name"): entry.get("template") for entry in found}
         found = by_name.get("default") or next(iter(by_name.values()), None)
@@ -207,7 +211,7 @@ def _gguf_eos_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
 
 def _configs(folder: Path) -> list[Json]:
     """config.json, and its part about text where the model takes more than text."""
-    config = _read_json(folder / "config.json")
+    config = read_json(folder / "config.json")
     text = config.get("text_config")
     return [config, text] if isinstance(text, dict) else [config]
 
@@ -231,19 +235,6 @@ def _read_backend(path: Path) -> tokenizers.Tokenizer:
         return tokenizers.Tokenizer.from_file(str(path))
     except Exception as e:  # The library raises nothing more special.
         raise ConfigError(f"{path} is not a usable tokenizer ({e}): fetch or delete it") from None
-
-
-def _read_json(path: Path) -> Json:
-    """The object in a JSON file; empty if there is no such file."""
-    if not path.is_file():
-        return {}
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as e:
-        raise ConfigError(f"{path} is not valid JSON: {e}") from None
-    if not isinstance(data, dict):
-        raise ConfigError(f"{path} must hold a JSON object")
-    return data
 
 
 def _content(token: object) -> str | None:

@@ -14,6 +14,11 @@ from runtime.errors import RequestError
 from runtime.types import IntArray, Json
 from tokenizer_proc.chat import ChatTemplate
 from tokenizer_proc.detokenizer import ID_LIMIT, IncrementalDecoder, TokenTable, as_ints
+from tokenizer_proc.spelling import Spelling
+
+#: Characters, or ids. What is longer goes the library's way for batches, which alone lets other
+#: threads run meanwhile (tokenizers 0.23).
+LONG = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +51,7 @@ class Tokenizer:
         backend.no_padding()
         self._backend = backend
         self._table = TokenTable(backend)
+        self._spelling = Spelling(backend, self._table.token_bytes)
         source = settings.chat_template
         self._chat = None if source is None else ChatTemplate(source, settings.named_tokens)
         self.vocab_size = self._table.size
@@ -60,7 +66,7 @@ class Tokenizer:
         one; transformers would add it. Raises RequestError for a text that is no valid Unicode.
         """
         try:
-            ids = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            ids = self._encode(text, add_special_tokens).ids
         except (TypeError, UnicodeError):
             raise RequestError(
                 "the text holds half of a surrogate pair: send valid Unicode"
@@ -73,7 +79,10 @@ class Tokenizer:
     def decode(self, ids: Sequence[int] | IntArray, skip_special_tokens: bool = True) -> str:
         """The text of `ids`; ids that the tokenizer doesn't know are nothing."""
         known = [i for i in as_ints(ids) if 0 <= i < ID_LIMIT]
-        return self._backend.decode(known, skip_special_tokens=skip_special_tokens)
+        if len(known) <= LONG:
+            return self._backend.decode(known, skip_special_tokens=skip_special_tokens)
+        (text,) = self._backend.decode_batch([known], skip_special_tokens=skip_special_tokens)
+        return text
 
     def decoder(self, skip_special_tokens: bool = True) -> IncrementalDecoder:
         """A decoder for one output, whose pieces add up to `decode` of all its ids."""
@@ -92,10 +101,20 @@ class Tokenizer:
         text = self.render_chat(chat)
         return self.encode(text, add_special_tokens=False), text
 
+    def spell(self, ids: IntArray) -> tuple[bytes, ...]:
+        """The bytes that each id stands for in a text; none for an id that it doesn't know."""
+        return self._spelling.spell(ids)
+
     def token_bytes(self, token_id: int) -> bytes | None:
         """The bytes that a byte-level token stands for; None for an unknown id."""
         token = self._backend.id_to_token(token_id) if 0 <= token_id < ID_LIMIT else None
         return None if token is None else self._table.token_bytes(token)
+
+    def _encode(self, text: str, add_special_tokens: bool) -> tokenizers.Encoding:
+        if len(text) <= LONG:
+            return self._backend.encode(text, add_special_tokens=add_special_tokens)
+        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return encoding
 
     def _adds_bos(self) -> bool:
         return self._backend.encode("", add_special_tokens=True).ids[:1] == [self.bos_token_id]

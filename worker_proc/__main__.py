@@ -7,12 +7,12 @@ from collections.abc import Callable
 from runtime.errors import ConfigError
 from runtime.messages import StepPlan, StepResult
 from runtime.process import Process, run
-from runtime.types import IntArray
+from worker_proc.answer import Answer
 from worker_proc.feed import PlanFeed
 from worker_proc.simulated import SimulatedEngine, Simulation
 
-Execute = Callable[[StepPlan], IntArray]
-"""A plan to its sampled tokens, int32 [samples]."""
+Execute = Callable[[StepPlan], Answer]
+"""What carries a plan out."""
 
 SIMULATED_PAGES = 1 << 16
 SIMULATED_CONTEXT = 1 << 15
@@ -29,13 +29,18 @@ def serve(process: Process, execute: Execute) -> None:
             process.check_control()
             while (plan := feed.take()) is not None:
                 started_s = time.monotonic()
-                tokens = execute(plan)
+                answer = execute(plan)
                 ended_s = time.monotonic()
                 # Every rank knows the same tokens; the scheduler hears them once.
                 if name == "worker-0":
                     results.send(
                         StepResult(
-                            step=plan.step, tokens=tokens, started_s=started_s, ended_s=ended_s
+                            step=plan.step,
+                            tokens=answer.tokens,
+                            logprobs=answer.logprobs,
+                            prompt_logprobs=answer.prompt_logprobs,
+                            started_s=started_s,
+                            ended_s=ended_s,
                         )
                     )
 
@@ -74,7 +79,7 @@ def real_worker(process: Process) -> Execute:
         f"{files.name} from {files.path}, {dtype}, {engine.computation.name} kernels,"
         f" {num_threads} threads"
     )
-    return engine.execute
+    return engine.answer
 
 
 def simulated_worker(process: Process, simulation: Simulation) -> Execute:
@@ -101,11 +106,11 @@ def simulated_worker(process: Process, simulation: Simulation) -> Execute:
     )
     process.ready(f"simulated, {simulation.answers} answers, {simulation.step_s * 1e3:g} ms a step")
 
-    def execute(plan: StepPlan) -> IntArray:
+    def execute(plan: StepPlan) -> Answer:
         end_s = time.monotonic() + simulation.step_time(len(plan.out_loc))
-        tokens = engine.execute(plan)
+        answer = engine.answer(plan)
         time.sleep(max(0.0, end_s - time.monotonic()))
-        return tokens
+        return answer
 
     return execute
 

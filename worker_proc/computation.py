@@ -10,10 +10,6 @@ from worker_proc.batch import Batch
 from worker_proc.slots import SlotTables
 
 
-class NoKernels(Exception):
-    """Native kernels can't be had here: why, and the way out. Torch computes instead."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """What a step's sampling rows came to.

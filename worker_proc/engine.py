@@ -1,18 +1,18 @@
 """From a StepPlan to its tokens: the worker's core, without sockets, clock or threads."""
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from runtime.config import kernels_choice
 from runtime.errors import ConfigError, InternalError
 from runtime.gguf_file import GgufFile
 from runtime.instance import ModelFiles
+from runtime.logprobs import Logprobs
 from runtime.messages import StepPlan
 from runtime.types import IntArray
+from worker_proc.answer import NOTHING, Answer
 from worker_proc.batch import make_batch
 from worker_proc.checkpoint import (
     Checkpoint,
@@ -21,20 +21,21 @@ from worker_proc.checkpoint import (
     SafetensorsCheckpoint,
     Weights,
 )
-from worker_proc.computation import Computation, NoKernels
+from worker_proc.computation import Computation
 from worker_proc.gguf_checkpoint import GgufCheckpoint, read_gguf_config
+from worker_proc.kernels import native_kernels
 from worker_proc.kv_pool import bytes_per_page
+from worker_proc.logprobs import logprobs_of
 from worker_proc.machine import free_memory_bytes, resolve_dtype
 from worker_proc.model_config import ModelConfig, read_config
 from worker_proc.models import Family, family_of
+from worker_proc.prompt_logprobs import PromptScorer
 from worker_proc.sampler import Sampler
 from worker_proc.slots import SlotTables
 from worker_proc.threads import cpus_for, physical_cores
 from worker_proc.torch_computation import TorchComputation
 
 _MAX_CELLS = 2**31 - 1
-
-log = logging.getLogger(__name__)
 
 
 class Engine:
@@ -100,7 +101,7 @@ class Engine:
         """Make the pool and the tables; forgets what an earlier `begin` made."""
         tables = SlotTables(num_slots, max_seq_len, page_size)
         self.computation.begin(tables, num_pages, page_size)
-        self._run = _Run(self.computation, tables, Sampler(num_slots, self.config.vocab_size))
+        self._run = _Run(self.computation, tables, self.config.vocab_size)
 
     @property
     def tables(self) -> SlotTables:
@@ -112,7 +113,11 @@ class Engine:
 
         -> int32 [sampling segments], in plan order; also written into the token table.
         """
-        return self._running().execute(plan)
+        return self._running().answer(plan).tokens
+
+    def answer(self, plan: StepPlan) -> Answer:
+        """As `execute`, with the log probabilities that are asked for."""
+        return self._running().answer(plan)
 
     def _running(self) -> "_Run":
         if self._run is None:
@@ -123,56 +128,52 @@ class Engine:
 class _Run:
     """What lives from one `begin` to the next."""
 
-    def __init__(self, computation: Computation, tables: SlotTables, sampler: Sampler) -> None:
+    def __init__(self, computation: Computation, tables: SlotTables, vocab_size: int) -> None:
         self.tables = tables
         self._computation = computation
-        self._sampler = sampler
+        self._sampler = Sampler(tables.token_table, vocab_size)
+        self._prompts = PromptScorer(tables.token_table)
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> IntArray:
-        self.tables.apply(plan, self._sampler)
+    def answer(self, plan: StepPlan) -> Answer:
+        self.tables.apply(plan, self._sampler, self._prompts)
         batch = make_batch(plan)
         if not len(batch.positions):
-            return np.zeros(0, np.int32)
+            return NOTHING
         slots, positions = batch.sample_slots, batch.sample_positions
-        drawn = self._sampler.draws(slots)
-        outcome = self._computation.step(batch, drawn)
-        tokens = outcome.likeliest
-        if drawn.any():
-            tokens[drawn] = self._sampler.sample(outcome.logits, slots[drawn], positions[drawn])
+        wanted = self._sampler.needs_logits(slots)
+        outcome = self._computation.step(batch, wanted)
+        tokens, logprobs = outcome.likeliest, None
+        if wanted.any():
+            sampled = self._sampler.sample(outcome.logits, slots[wanted], positions[wanted])
+            tokens[wanted] = sampled.tokens
+            logprobs = sampled.logprobs and sampled.logprobs.spread(wanted)
         self.tables.token_table[slots, positions] = tokens
-        return tokens
+        return Answer(
+            tokens=tokens,
+            logprobs=logprobs,
+            prompt_logprobs=self._prompts.score(batch, self._row_logprobs),
+        )
+
+    def _row_logprobs(self, rows: IntArray, tokens: IntArray, num_likeliest: IntArray) -> Logprobs:
+        """Of any rows of the step just computed."""
+        return logprobs_of(self._computation.logits(rows), tokens, num_likeliest)
 
 
 def _computation(
     config: ModelConfig, family: Family, weights: Weights, num_threads: int
 ) -> Computation:
-    """By the native kernels, or by torch where they can't be had: the log says why.
+    kernels = native_kernels(kernels_choice())
+    if kernels is not None:
+        from worker_proc.native.computation import NativeComputation
 
-    Raises ConfigError where the processor can't run the kernels that are asked for, or where 8 bits
-    are asked for and there are none.
-    """
-    chosen, reason = kernels_choice(), "TANDEM_KERNELS is torch"
-    if chosen != "torch":
-        try:
-            from worker_proc.native import build
-            from worker_proc.native.computation import NativeComputation
-
-            variant = build.pick(chosen)
-            kernels = build.load(variant)
-        except (ImportError, NoKernels) as e:
-            log.warning("computing with torch, slower than native kernels: %s", e)
-            reason = str(e)
-        else:
-            # The kernels have threads of their own: torch's would stand in their way.
-            torch.set_num_threads(1)
-            cpus = cpus_for(num_threads)
-            log.info("quantization of the weights: %s", weights.quantization.value)
-            return NativeComputation(kernels, variant.name, config, weights, cpus, num_threads)
+        # The kernels have threads of their own: torch's would stand in their way.
+        torch.set_num_threads(1)
+        return NativeComputation(kernels, config, weights, cpus_for(num_threads), num_threads)
     if weights.quantization is Quantization.INT8:
         raise ConfigError(
-            f"quantization is int8, which only the native kernels compute, and {reason}; or choose"
-            " quantization none"
+            "quantization is int8, which only the native kernels compute, and there are none (the"
+            " log says why; TANDEM_KERNELS chooses them): provide for them or choose none"
         )
     torch.set_num_threads(num_threads)
     with torch.inference_mode():

@@ -3,6 +3,10 @@ one's choosing.
 
 It keeps the token table, the page table and the cells of a KV pool like any worker, so that a plan
 which maps a wrong page, writes a cell twice or reuses one too early is found out.
+
+It is as good as sure of its answer: temperature, filters and penalties don't change it. Where that
+is banned (bad_token_ids, allowed_token_ids, min_tokens, a bias of -inf), the answer is the token of
+the highest bias among the others, the lowest id of equals. Log probabilities are made up.
 """
 
 from dataclasses import dataclass
@@ -12,11 +16,18 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.errors import IntegrityError
+from runtime.logprobs import Logprobs
 from runtime.messages import StepPlan
 from runtime.types import IntArray
+from worker_proc.answer import Answer
+from worker_proc.batch import make_batch, ranges
+from worker_proc.edits import Edits
+from worker_proc.prompt_logprobs import PromptScorer
 
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _SHIFT = np.uint64(29)
+_SURE = 1e30
+"""A logit that no bias or penalty reaches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,26 +71,34 @@ class SimulatedEngine:
         self._cells = np.zeros(num_pages * page_size, np.uint64)
         self._prompt_lens = np.zeros(num_slots, np.int64)
         self._seeds = np.zeros(num_slots, np.uint64)
+        self._edits: list[Edits | None] = [None] * num_slots
+        self._num_likeliest: list[int | None] = [None] * num_slots
+        self._prompts = PromptScorer(self.token_table)
 
     def execute(self, plan: StepPlan) -> IntArray:
         """The sampled tokens in plan order, int32 [samples]."""
+        return self.answer(plan).tokens
+
+    def answer(self, plan: StepPlan) -> Answer:
+        """As `execute`, with the log probabilities that are asked for."""
         self._apply_deltas(plan)
-        slots = np.repeat(plan.seg_slots, plan.seg_lens)
-        ends = np.cumsum(plan.seg_lens)
-        steps = np.arange(len(slots)) - np.repeat(ends - plan.seg_lens, plan.seg_lens)
-        positions = np.repeat(plan.seg_starts, plan.seg_lens) + steps
-        self._write_cells(plan, slots, positions)
-        samples = np.flatnonzero(plan.seg_samples)
-        sample_slots = plan.seg_slots[samples]
-        targets = plan.seg_starts[samples] + plan.seg_lens[samples]
-        tokens = self._answer(sample_slots, targets)
-        self.token_table[sample_slots, targets] = tokens
-        return tokens
+        batch = make_batch(plan)
+        self._write_cells(plan, batch.token_slots, batch.positions)
+        prompts = self._prompts.score(batch, lambda rows, ids, counts: self._made_up(ids, counts))
+        slots, targets = batch.sample_slots, batch.sample_positions
+        tokens = self._edited(self._answer(slots, targets), slots, targets)
+        self.token_table[slots, targets] = tokens
+        return Answer(
+            tokens=tokens, logprobs=self._logprobs(tokens, slots), prompt_logprobs=prompts
+        )
 
     def _apply_deltas(self, plan: StepPlan) -> None:
         for setup in plan.setups:
             self._prompt_lens[setup.slot] = setup.prompt_len
             self._seeds[setup.slot] = setup.sampling.seed or 0
+            self._edits[setup.slot] = Edits.of(setup)
+            self._num_likeliest[setup.slot] = setup.sampling.logprobs
+            self._prompts.set_slot(setup)
         done = 0
         for slot, start, length in zip(
             plan.write_slots, plan.write_starts, plan.write_lens, strict=True
@@ -104,6 +123,33 @@ class SimulatedEngine:
             return (_mix(targets, self._seeds[slots]) % vocab_size).astype(np.int32)
         sums = [self._attend(slot, int(end)) for slot, end in zip(slots, targets, strict=True)]
         return (np.array(sums, np.uint64) % vocab_size).astype(np.int32)
+
+    def _edited(self, tokens: IntArray, slots: IntArray, targets: IntArray) -> IntArray:
+        """The tokens, or what their requests have in place of them."""
+        for index, slot in enumerate(slots):
+            if (edits := self._edits[slot]) is not None:
+                logits = np.zeros(self._simulation.vocab_size, np.float32)
+                logits[tokens[index]] = _SURE
+                edits.apply(logits, self.token_table[slot], int(targets[index]))
+                tokens[index] = logits.argmax()
+        return tokens
+
+    def _logprobs(self, tokens: IntArray, slots: IntArray) -> Logprobs | None:
+        asked = [self._num_likeliest[slot] for slot in slots]
+        if all(count is None for count in asked):
+            return None
+        counts = [-1 if count is None else count for count in asked]
+        return self._made_up(tokens, np.array(counts, np.int32))
+
+    def _made_up(self, tokens: IntArray, num_likeliest: IntArray) -> Logprobs:
+        """The token itself is the likeliest, the ids after it follow; the i-th has -1 - i."""
+        counts = num_likeliest + 1
+        places = ranges(np.zeros_like(counts), counts)  # 0, then the likeliest from 1 on
+        ranks = np.maximum(places - 1, 0)
+        ids = (np.repeat(tokens, counts) + ranks) % self._simulation.vocab_size
+        return Logprobs(
+            counts=counts, token_ids=ids.astype(np.int32), values=(-1.0 - ranks).astype(np.float32)
+        )
 
     def _attend(self, slot: int, end: int) -> int:
         """A hash of the cells of positions 0 … end-1, read through the page table."""

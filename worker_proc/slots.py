@@ -5,6 +5,7 @@ import numpy as np
 from runtime.messages import StepPlan
 from runtime.types import IntArray
 from worker_proc.batch import ranges
+from worker_proc.prompt_logprobs import PromptScorer
 from worker_proc.sampler import Sampler
 
 
@@ -17,10 +18,11 @@ class SlotTables:
         self.token_table: IntArray = np.zeros((num_slots, max_seq_len + 1), np.int32)
         self.page_table: IntArray = np.zeros((num_slots, -(-max_seq_len // page_size)), np.int32)
 
-    def apply(self, plan: StepPlan, sampler: Sampler) -> None:
+    def apply(self, plan: StepPlan, sampler: Sampler, prompts: PromptScorer) -> None:
         """The plan's deltas, in the order of its fields: set-ups, token writes, pages."""
         for setup in plan.setups:
-            sampler.set_slot(setup.slot, setup.sampling)
+            sampler.set_slot(setup)
+            prompts.set_slot(setup)
         slots = np.repeat(plan.write_slots, plan.write_lens)
         self.token_table[slots, ranges(plan.write_starts, plan.write_lens)] = plan.write_ids
         self.page_table[plan.page_slots, plan.page_indices] = plan.page_ids

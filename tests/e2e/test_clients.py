@@ -11,9 +11,16 @@ from typing import Any
 
 import pytest
 
-from runtime.client import AsyncClient, Completion
-from runtime.errors import ConnectionLost, ProcessDied, RequestError, TandemError
-from runtime.messages import FinishReason, Heartbeat
+from runtime.client import AsyncClient
+from runtime.completion import Choice, Completion
+from runtime.errors import (
+    ConnectionLost,
+    ProcessDied,
+    RequestAborted,
+    RequestError,
+    TandemError,
+)
+from runtime.messages import CREDIT, FinishReason, Heartbeat
 from runtime.sampling import SamplingParams
 from runtime.server import Server
 from runtime.sync_client import Client
@@ -66,11 +73,15 @@ def client(echo_server: Server) -> Any:
 def test_generate_returns_the_whole_completion(client: Client) -> None:
     ids = client.tokenize(PROMPT)
     client.flush_cache()
-    assert client.generate(PROMPT, params(len(ids))) == Completion(
+    output = Choice(
+        index=0,
         text=PROMPT,
         token_ids=ids,
         finish_reason=FinishReason.LENGTH,
         matched_stop=None,
+    )
+    assert client.generate(PROMPT, params(len(ids))) == Completion(
+        choices=(output,),
         prompt_tokens=len(ids),
         cached_tokens=0,
     )
@@ -166,6 +177,68 @@ def test_an_async_loop_left_early_ends_the_request_on_the_server(slow_server: Se
             await asyncio.sleep(0.02)
 
     run(slow_server, leave)
+
+
+def test_a_stream_that_was_left_says_so_when_it_is_read_again(slow_server: Server) -> None:
+    """It waited for ever for chunks that nobody sent any more."""
+    with Client(slow_server.endpoint) as client:
+        stream = client.generate(PROMPT, LONG, stream=True)
+        for _ in stream:
+            break
+        wait_until_idle(client)
+        with pytest.raises(RequestAborted, match="left before its end"):
+            next(iter(stream))
+
+
+def test_a_stream_that_is_not_read_waits_on_the_server(echo_server: Server) -> None:
+    """Its chunks gathered in the client, however many there were."""
+
+    async def read_late(client: AsyncClient) -> None:
+        text = "☃ and more 👨‍👩‍👧‍👦 "
+        before = (await client.stats())["tokens_generated"]
+        stream = await client.generate(text, params(2000), stream=True)
+        while (await client.stats())["tokens_generated"] < before + 2000:
+            await asyncio.sleep(0.01)
+        assert stream._mailbox._news.qsize() <= CREDIT + 1
+        done = await stream.whole()
+        assert len(done.token_ids) == 2000
+        assert done.text == await client.detokenize(done.token_ids)
+
+    run(echo_server, read_late)
+
+
+def test_a_stream_goes_on_as_it_is_read(slow_server: Server) -> None:
+    """Beyond its first credit, in chunks of a step each."""
+    with Client(slow_server.endpoint) as client:
+        chunks = list(client.generate(PROMPT, params(4 * CREDIT), stream=True))
+        assert sum(len(chunk.token_ids) for chunk in chunks) == 4 * CREDIT
+        assert len(chunks) > 3 * CREDIT
+
+
+def test_a_stream_that_is_dropped_unread_ends_on_the_server(slow_server: Server) -> None:
+    """It ran to its end, and the client remembered it for ever."""
+    with Client(slow_server.endpoint) as client:
+        streams = [client.generate(PROMPT, LONG, stream=True) for _ in range(3)]
+        until(lambda: client.stats()["running"] == 3, "they run")
+        streams.clear()
+        gc.collect()
+        wait_until_idle(client)
+        (connection,) = client.async_client._connections
+        until(lambda: connection.num_open == 0, "the client has forgotten them")
+
+
+def test_an_async_stream_that_is_dropped_unread_ends_on_the_server(slow_server: Server) -> None:
+    async def drop(client: AsyncClient) -> None:
+        streams = [await client.generate(PROMPT, LONG, stream=True) for _ in range(3)]
+        while (await client.stats())["running"] < 3:
+            await asyncio.sleep(0.01)
+        streams.clear()
+        gc.collect()
+        while (await client.stats())["running"]:
+            await asyncio.sleep(0.01)
+        assert client._connections[0].num_open == 0
+
+    run(slow_server, drop)
 
 
 def test_a_cancelled_call_ends_the_request_on_the_server(slow_server: Server) -> None:
@@ -307,8 +380,8 @@ def test_a_loop_that_stood_still_does_not_blame_the_server(
     echo_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After other code had held the loop up, the server seemed to have been silent."""
-    monkeypatch.setattr("runtime.client.HEARTBEAT_S", 0.05)
-    monkeypatch.setattr("runtime.client.SILENCE_S", 0.5)
+    monkeypatch.setattr("runtime.connection.HEARTBEAT_S", 0.05)
+    monkeypatch.setattr("runtime.connection.SILENCE_S", 0.5)
 
     async def stand_still(client: AsyncClient) -> None:
         for _ in range(3):
@@ -324,9 +397,10 @@ def test_an_answer_of_another_protocol_breaks_the_connection(echo_server: Server
     async def confuse(client: AsyncClient) -> None:
         pending = asyncio.create_task(client.generate(PROMPT, LONG))
         await asyncio.sleep(0)
+        connection = client._connections[0]
         with pytest.raises(TandemError) as caught:
-            client._on_message(Heartbeat())
-        client._break(caught.value)
+            connection._on_message(Heartbeat())
+        connection._break(caught.value)
         with pytest.raises(TandemError, match="the server sent a Heartbeat"):
             await pending
         with pytest.raises(TandemError, match="the server sent a Heartbeat"):

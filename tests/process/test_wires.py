@@ -19,12 +19,16 @@ from runtime.config import from_options
 from runtime.errors import ConfigError, ConnectionLost, RequestAborted
 from runtime.messages import (
     CODEC,
+    CREDIT,
     Abort,
+    Chunk,
+    Chunks,
     Finish,
     Generate,
     Heartbeat,
     Hello,
     StepResult,
+    Tokenize,
     Welcome,
 )
 from runtime.sampling import SamplingParams
@@ -50,13 +54,15 @@ TWO = SamplingParams(max_tokens=2)
 LONG = SamplingParams(max_tokens=30_000)
 
 
-def generate(number: int, text: str = "some words", stream: bool = True) -> Generate:
+def generate(
+    number: int, text: str = "some words", stream: bool = True, sampling: SamplingParams = LONG
+) -> Generate:
     return Generate(
         request=number,
         text=text,
         token_ids=None,
         chat=None,
-        sampling=LONG,
+        sampling=sampling,
         stream=stream,
         timeout_s=None,
     )
@@ -136,7 +142,7 @@ def test_a_silent_client_loses_its_requests_and_hears_of_it(simulated_server: St
 
     async def talk() -> None:
         async with await AsyncClient.connect(server.endpoint) as client:
-            client._tasks[1].cancel()  # no heartbeats any more
+            client._connections[0]._tasks[1].cancel()  # no heartbeats any more
             with pytest.raises(RequestAborted, match="silent for 10 s"):
                 await client.generate("some words", LONG)
 
@@ -150,9 +156,8 @@ def memory_mib(pid: int) -> int:
     return int(status.partition("VmRSS:")[2].split()[0]) // 1024
 
 
-def test_a_client_that_does_not_read_costs_little_and_loses_its_requests(
-    simulated_server: StartServer,
-) -> None:
+def test_a_client_that_does_not_read_costs_little(simulated_server: StartServer) -> None:
+    """Its streams are kept as text until it grants more chunks of them, and nobody waits for it."""
     server = simulated_server()
     tokenizer = server.supervisor.pids["tokenizer-0"]
     with (
@@ -162,9 +167,37 @@ def test_a_client_that_does_not_read_costs_little_and_loses_its_requests(
         before = memory_mib(tokenizer)
         for number in range(16):
             deaf.send(frame_of(generate(number)))
-        until(lambda: watcher.stats()["running"] == 16, "they run")
-        until(lambda: is_idle(watcher) or deaf.send(frame_of(Hello())), "they are aborted", 60)
-        assert memory_mib(tokenizer) < before + 100
+        until(lambda: watcher.stats()["tokens_generated"] > 16 * 4 * CREDIT, "they run")
+        assert watcher.generate("a b", TWO).text
+        assert memory_mib(tokenizer) < before + 50
+        for number in range(16):
+            deaf.send(frame_of(Abort(request=RequestId(number))))
+        chunks: list[Chunk] = []
+        while sum(chunk.finish_reason is not None for chunk in chunks) < 16:
+            chunks += deaf.receive().items
+        for number in range(16):
+            mine = [chunk for chunk in chunks if chunk.request == number]
+            assert len(mine) <= CREDIT + 1
+            assert mine[-1].offset + len(mine[-1].token_ids) > 2 * CREDIT
+            assert "".join(c.text for c in mine).startswith("some words" * CREDIT)
+
+
+def tokenize(number: int, text: str) -> Tokenize:
+    return Tokenize(request=number, text=text, chat=None, add_special_tokens=True)
+
+
+def test_a_client_that_reads_nothing_at_all_is_let_go(simulated_server: StartServer) -> None:
+    """Credit bounds its streams; what else it asks for is bounded by the messages that wait."""
+    server = simulated_server(*SLOW_ECHO)
+    with (
+        Client(server.endpoint) as watcher,
+        RawPeer(server.endpoint, receive_hwm=1) as deaf,
+    ):
+        deaf.send(frame_of(generate(0)))
+        until(lambda: watcher.stats()["running"], "its request runs")
+        for number in range(1, 5000):
+            deaf.send(frame_of(tokenize(number, "word " * 200)))
+        until(lambda: is_idle(watcher), "its request is aborted")
         assert watcher.generate("a b", TWO).text
 
 
@@ -172,38 +205,60 @@ def test_a_client_that_reads_again_too_late_hears_that_its_calls_have_ended(
     simulated_server: StartServer,
 ) -> None:
     """Its calls used to hang for ever on a connection that was otherwise alive."""
-    server = simulated_server()
+    server = simulated_server(*SLOW_ECHO)
 
     async def talk(watcher: Client) -> list[Any]:
         async with await AsyncClient.connect(server.endpoint) as client:
-            streams = [await client.generate("a b", LONG, stream=True) for _ in range(16)]
-            calls = [asyncio.ensure_future(stream.whole()) for stream in streams]
+            calls = [asyncio.ensure_future(client.generate("a b", LONG))]
+            while not (await client.stats())["running"]:
+                await asyncio.sleep(0.01)
+            calls += [asyncio.ensure_future(client.tokenize("word " * 200)) for _ in range(5000)]
+            await asyncio.sleep(0)  # all are sent
             # This thread, and so the client's loop, stands still until the server has given up.
-            until(lambda: watcher.stats()["requests_ended"] == 16, "it is given up", 60)
+            until(lambda: is_idle(watcher), "it is given up", 60)
             return await asyncio.gather(*calls, return_exceptions=True)
 
     with Client(server.endpoint) as watcher:
         ends = asyncio.run(asyncio.wait_for(talk(watcher), 90))
-    assert all(isinstance(end, ConnectionLost) for end in ends), ends
+    assert isinstance(ends[0], ConnectionLost), ends[0]
+    assert all(isinstance(end, list | ConnectionLost) for end in ends)
 
 
-def test_a_client_that_floods_does_not_shut_the_others_out(simulated_server: StartServer) -> None:
+@pytest.mark.parametrize("kind", ["Hello()", "Stats(request=RequestId(number % 100_000))"])
+def test_a_client_that_floods_does_not_shut_the_others_out(
+    simulated_server: StartServer, kind: str
+) -> None:
     server = simulated_server()
-    code = """
-import sys
-from runtime.messages import Hello
+    code = f"""
+import itertools, sys
+from runtime.messages import Hello, Stats
+from runtime.types import RequestId
 from tests.fakes import RawPeer, frame_of
 with RawPeer(sys.argv[1]) as peer:
-    frame = frame_of(Hello())
     print("floods", flush=True)
-    while True:
-        for _ in range(1000):
-            peer.send(frame)
+    for number in itertools.count():
+        peer.send(frame_of({kind}))
 """
     with Script(code, server.endpoint) as flood, Client(server.endpoint) as client:
         flood.line("floods")
         for _ in range(5):
             assert client.generate("a b", TWO, timeout_s=20).finish_reason == "length"
+            assert client.stats()
+
+
+def test_very_long_texts_let_others_pass(echo_server: Server) -> None:
+    """One was one call of the tokenizer, for which everybody waited."""
+    num_long = 8
+    with RawPeer(echo_server.endpoint) as peer:
+        for number in range(num_long):
+            peer.send(frame_of(tokenize(number, "word and another, " * 60_000)))
+        peer.send(frame_of(tokenize(100, "word")))
+        peer.send(frame_of(generate(101, stream=False, sampling=TWO)))
+        answers = [peer.receive(60) for _ in range(num_long + 2)]
+    order = [a.items[0].request if isinstance(a, Chunks) else a.request for a in answers]
+    assert order.index(100) < num_long // 2
+    assert order.index(101) < num_long
+    assert sorted(order) == [*range(num_long), 100, 101]
 
 
 # ---- internal wires ---------------------------------------------------------------------------

@@ -56,6 +56,17 @@ struct Cells {
   Cells from(int64_t first) const { return {keys, values, indices + first, count - first}; }
 };
 
+// Asks for rows of the pool to come, as WeightsAhead does for weights. Into L2 only: a block of keys and values would drive out of
+// L1 what is being computed.
+struct RowsAhead {
+  const char* at;
+
+  void operator()(int64_t k) const {
+    __builtin_prefetch(at + k * kColumns * 4, 0, 2);
+    __builtin_prefetch(at + k * kColumns * 4 + 64, 0, 2);
+  }
+};
+
 // Of two vectors `1 << stage` apart, which lanes of both go into the first and into the second.
 struct Exchange {
   uint32_t low[4][kLanes] = {}, high[4][kLanes] = {};
@@ -102,6 +113,7 @@ class Attender {
     values_.assign(width_ * words_of<T>(kKeys));
     scores_.assign(max_rows_ * kKeys);
     sums_.assign(max_rows_ * width_);
+    zeros_.assign(head_dim);
     tops_.resize(max_rows_);
     totals_.resize(max_rows_);
     fades_.resize(max_rows_);
@@ -125,11 +137,11 @@ class Attender {
     for (int64_t begin = 0; begin < end; begin += kKeys) {
       int64_t num_keys = std::min(kKeys, end - begin);
       Cells<T> ahead = begin + kKeys < end ? own.from(begin + kKeys) : next;
-      pack_keys(own.from(begin), num_keys, ahead);
-      score(num_rows, num_keys);
+      pack_keys(own.from(begin), num_keys);
+      score(num_rows, num_keys, ahead);
       for (int64_t row = 0; row < num_rows; row++) weigh(row, segment.start + first + row / group_ - begin);
-      pack_values(own.from(begin), num_keys, ahead);
-      add_values(num_rows, num_keys);
+      pack_values(own.from(begin), num_keys);
+      add_values(num_rows, num_keys, ahead);
     }
     for (int64_t row = 0; row < num_rows; row++) {
       float* sums = &sums_[row * width_];
@@ -140,14 +152,20 @@ class Attender {
   }
 
  private:
-  // The block's keys as the packed columns of a product. ahead: the next block's, which are asked for now.
-  void pack_keys(const Cells<T>& own, int64_t num_keys, const Cells<T>& ahead) {
+  // What to ask for while part `part` of `parts` of a block is computed: as large a part of the next one, on the guess that its
+  // rows lie one after another in the pool.
+  RowsAhead look_ahead(const Element* rows, const Cells<T>& ahead, int64_t part, int64_t parts) const {
+    int64_t key = kKeys * part / parts;
+    return {key < ahead.count ? (const char*)(rows + ahead.indices[key] * head_dim_) : (const char*)rows};
+  }
+
+  // The block's keys as the packed columns of a product.
+  void pack_keys(const Cells<T>& own, int64_t num_keys) {
     for (int64_t key = 0; key < num_keys; key += kLanes) {
       int64_t count = std::min<int64_t>(kLanes, num_keys - key);
       const uint32_t* from[kLanes];
       for (int64_t i = 0; i < kLanes; i++)
         from[i] = (const uint32_t*)(own.keys + own.indices[key + std::min(i, count - 1)] * head_dim_);
-      for (int64_t i = key; i < std::min(key + kLanes, ahead.count); i++) ask_for(ahead.keys, ahead.indices[i]);
       uint32_t* to = &keys_[key / kColumns * words_ * kColumns + key % kColumns];
       int64_t k = 0;
       for (; k + kLanes <= words_; k += kLanes) {
@@ -161,45 +179,35 @@ class Attender {
     }
   }
 
-  // The block's values as packed rows, two keys a word in bfloat16.
-  void pack_values(const Cells<T>& own, int64_t num_keys, const Cells<T>& ahead) {
-    for (int64_t i = 0; i < std::min(kKeys, ahead.count); i++) ask_for(ahead.values, ahead.indices[i]);
-    int64_t num_words = words_of<T>(kKeys);
+  // The block's values as packed rows, two keys a word in bfloat16; one without a second is paired with zeros.
+  void pack_values(const Cells<T>& own, int64_t num_keys) {
+    int64_t block_words = words_of<T>(kKeys) * kColumns;
     for (int64_t word = 0; word < words_of<T>(num_keys); word++) {
-      const Element* rows[2] = {};
-      for (int64_t i = 0; i < T::kPerWord; i++)
-        if (int64_t key = word * T::kPerWord + i; key < num_keys) rows[i] = own.values + own.indices[key] * head_dim_;
-      for (int64_t c = 0; c < head_dim_; c += kColumns) {
-        uint32_t* to = &values_[(c / kColumns * num_words + word) * kColumns];
-        pair(rows[0] + c, rows[1] == nullptr ? nullptr : rows[1] + c, std::min(kColumns, head_dim_ - c), to);
-      }
-    }
-  }
-
-  // Words of two rows' elements; the second may be missing.
-  static void pair(const Element* first, const Element* second, int64_t count, uint32_t* to) {
-    if constexpr (T::kPerWord == 1) {
-      std::memcpy(to, first, count * 4);
-    } else {
-      // A widened bfloat16 stands in its word's upper half.
+      int64_t key = word * T::kPerWord, last = key + T::kPerWord - 1;
+      const Element* first = own.values + own.indices[key] * head_dim_;
+      const Element* second = last < num_keys ? own.values + own.indices[last] * head_dim_ : zeros_.data();
+      uint32_t* to = &values_[word * kColumns];
       along(
-          count,
-          [&](int64_t i) {
-            Words high = second == nullptr ? Words{} : (Words)T::widen(second + i);
-            store(to + i, (Words)T::widen(first + i) >> 16 | high);
-          },
-          [&](int64_t i) { to[i] = first[i] | (second == nullptr ? 0u : uint32_t(second[i]) << 16); });
+          head_dim_, [&](int64_t c) { store(to + c / kColumns * block_words + c % kColumns, pair(first + c, second + c)); },
+          [&](int64_t c) { to[c / kColumns * block_words + c % kColumns] = pair(first[c], second[c]); });
     }
   }
 
-  void ask_for(const Element* rows, int32_t cell) {
-    const char* row = (const char*)(rows + cell * head_dim_);
-    for (int64_t byte = 0; byte < head_dim_ * int64_t(sizeof(Element)); byte += 64) __builtin_prefetch(row + byte);
+  // A widened bfloat16 stands in its word's upper half.
+  static Words pair(const Element* first, const Element* second) {
+    if constexpr (T::kPerWord == 1) return load<Words>(first);
+    else return (Words)T::widen(first) >> 16 | (Words)T::widen(second);
   }
 
-  void score(int64_t num_rows, int64_t num_keys) {
+  static uint32_t pair(Element first, Element second) {
+    if constexpr (T::kPerWord == 1) return as_word(first);
+    else return as_word(T::widen(first)) >> 16 | as_word(T::widen(second));
+  }
+
+  void score(int64_t num_rows, int64_t num_keys, const Cells<T>& ahead) {
     for (int64_t column = 0; column < num_keys; column += kColumns)
       block_product<T>(&keys_[column * words_], words_, queries_.words(), num_rows,
+                       look_ahead(ahead.keys, ahead, column / kColumns, kKeys / kColumns),
                        [&](int64_t row, int count, float(*sums)[kColumns]) {
                          for (int r = 0; r < count; r++)
                            std::memcpy(&scores_[(row + r) * kKeys + column], sums[r], sizeof sums[r]);
@@ -230,10 +238,11 @@ class Attender {
     totals_[row] = totals_[row] * fades_[row] + sum(total);
   }
 
-  void add_values(int64_t num_rows, int64_t num_keys) {
+  void add_values(int64_t num_rows, int64_t num_keys, const Cells<T>& ahead) {
     int64_t words = words_of<T>(num_keys), num_words = words_of<T>(kKeys);
     for (int64_t column = 0; column < width_; column += kColumns)
       block_product<T>(&values_[column * num_words], words, chances_.words(), num_rows,
+                       look_ahead(ahead.values, ahead, column / kColumns, width_ / kColumns),
                        [&](int64_t row, int count, float(*found)[kColumns]) {
                          for (int r = 0; r < count; r++) {
                            float* sums = &sums_[(row + r) * width_ + column];
@@ -247,6 +256,7 @@ class Attender {
   Buffer<uint32_t> keys_, values_;             // packed
   Buffer<float> scores_, sums_;                // [max_rows] of kKeys, of width: head_dim in whole blocks
   std::vector<float> tops_, totals_, fades_;   // [max_rows]
+  Buffer<Element> zeros_;                      // [head_dim]
 };
 
 // Tokens of one segment that are attended together.

@@ -16,7 +16,6 @@ from tvm_ffi import Module, libinfo, load_module
 
 from runtime.config import cache_dir
 from runtime.errors import ConfigError
-from worker_proc.computation import NoKernels
 
 _SOURCE = Path(__file__).parent / "exports.cpp"
 _CPUINFO = Path("/proc/cpuinfo")
@@ -26,6 +25,10 @@ _BUILD_TIMEOUT_S = 300
 _AVX512 = frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "fma"})
 
 log = logging.getLogger(__name__)
+
+
+class NoKernels(Exception):
+    """Kernels can't be had here: its text says why, and the way out. Torch computes instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from tvm_ffi import Module
 
 from runtime.errors import InternalError
 from runtime.types import BoolArray, IntArray
 from worker_proc.batch import Batch
 from worker_proc.checkpoint import Quantization, Weights
 from worker_proc.computation import Outcome
+from worker_proc.kernels import Kernels
 from worker_proc.model_config import ModelConfig
 from worker_proc.native.linear import INT8, Packer, interleaved
 from worker_proc.native.memory import large
@@ -31,19 +31,18 @@ class NativeComputation:
 
     def __init__(
         self,
-        kernels: Module,
-        name: str,
+        kernels: Kernels,
         config: ModelConfig,
         weights: Weights,
         cpus: Sequence[int],
         num_threads: int,
     ) -> None:
-        """Packs every weight. name: of the kernels' variant. cpus: one per thread, or empty."""
-        self.name = name
-        self._kernels = kernels
+        """Packs every weight. cpus: one per thread, or empty: the system decides."""
+        self.name = kernels.name
+        self._kernels = kernels.module
         self._config = config
         self._dtype = weights.dtype
-        loader = _Loader(Packer(kernels, num_threads), config, weights)
+        loader = _Loader(Packer(kernels.module, num_threads), config, weights)
         layers = [loader.layer(i) for i in range(config.num_layers)]
         shape = {
             "num_threads": num_threads,
@@ -56,7 +55,7 @@ class NativeComputation:
             "rms_norm_eps": config.rms_norm_eps,
             "rope_magnitude": magnitude(config.rope_scaling),
         }
-        functions = kernels.make_decoder(
+        functions = kernels.module.make_decoder(
             weights.dtype == torch.bfloat16,
             {key: float(value) for key, value in shape.items()},
             loader.ends(),

@@ -132,32 +132,38 @@ Matrix matrix_of(const View& packed, const float* bias, int64_t out_features, in
   return found;
 }
 
+// x: [n, in_features] -> out: [n, out_features], of x's dtype. bias: float32 [out_features], or of no element. For tests: a model
+// computes its products within a step.
 template <class T>
-void product_of(TensorView weight, TensorView x, TensorView y, int64_t num_threads) {
-  int64_t num_rows = x.size(0), in_features = x.size(1), out_features = y.size(1);
-  Matrix matrix = matrix_of<T>(weight, nullptr, out_features, in_features, "the weight is of another shape than x and y");
+void linear_of(TensorView x, TensorView packed, TensorView bias, TensorView out, int64_t num_threads) {
+  const float* offset = bias.numel() == 0 ? nullptr : (const float*)bias.data_ptr();
+  Matrix weight = matrix_of<T>(packed, offset, out.size(1), x.size(1), "the packed weights have another shape or dtype than x and out");
+  using Element = typename T::Element;
+  Rows<T> rows;
+  rows.reserve(x.size(0), x.size(1));
+  for (int64_t row = 0; row < x.size(0); row++) {
+    std::copy_n((const Element*)x.data_ptr() + row * x.size(1), x.size(1), rows.row(row));
+    rows.pad(row);
+  }
   Team team(int(num_threads), {});
   Products<T> products(team);
-  Rows<T> rows;
-  rows.reserve(num_rows, in_features);
-  products.reserve(num_rows, in_features);
-  for (int64_t r = 0; r < num_rows; r++) {
-    std::copy_n((const typename T::Element*)x.data_ptr() + r * in_features, in_features, rows.row(r));
-    rows.pad(r);
-  }
+  products.reserve(x.size(0), x.size(1));
   team.run([&](int rank) {
-    products.multiply(rank, matrix, rows, num_rows, [&](int64_t row, int64_t column, const float* sums) {
-      std::copy_n(sums, std::min(kColumns, out_features - column), (float*)y.data_ptr() + row * out_features + column);
+    products.multiply(rank, weight, rows, x.size(0), [&](int64_t row, int64_t column, const float* sums) {
+      int64_t count = std::min(kColumns, out.size(1) - column);
+      narrow<T>(sums, count, (Element*)out.data_ptr() + row * out.size(1) + column);
     });
   });
 }
 
-// One product by itself, for tests and measurements. weight: packed. x: [n, in_features]. y: float32 [n, out_features].
-void product(TensorView weight, TensorView x, TensorView y, int64_t num_threads) {
-  check(x.ndim() == 2 && y.ndim() == 2 && x.size(0) == y.size(0) && x.IsContiguous() && y.IsContiguous() && is_float32(y) &&
-            (is_float32(x) || is_bfloat16(x)),
-        "x must be float32 or bfloat16 [n, in_features] and y float32 [n, out_features]");
-  is_bfloat16(x) ? product_of<BFloat16>(weight, x, y, num_threads) : product_of<Float32>(weight, x, y, num_threads);
+void linear(TensorView x, TensorView packed, TensorView bias, TensorView out, int64_t num_threads) {
+  check(x.ndim() == 2 && out.ndim() == 2 && x.size(0) == out.size(0) && x.IsContiguous() && out.IsContiguous() &&
+            x.dtype() == out.dtype(),
+        "x and out must be contiguous, of one dtype, and have as many rows");
+  check(is_float32(x) || is_bfloat16(x), "the dtype must be float32 or bfloat16");
+  check(bias.numel() == 0 || (is_float32(bias) && bias.numel() == out.size(1) && bias.IsContiguous()),
+        "bias must be float32, as wide as out");
+  (is_bfloat16(x) ? linear_of<BFloat16> : linear_of<Float32>)(x, packed, bias, out, num_threads);
 }
 
 template <class T>
@@ -300,7 +306,7 @@ Map<String, Function> make_decoder(bool bfloat16, Map<String, double> shape, Ten
 }  // namespace tandem
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(pack, tandem::pack);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(product, tandem::product);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(pack_quantized, tandem::pack_quantized);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(use_large_pages, tandem::use_large_pages);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(linear, tandem::linear);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(make_decoder, tandem::make_decoder);

@@ -31,8 +31,10 @@ void multiply(Team& team, int rank, const Matrix& weight, RowWords x, int64_t nu
     float bias[kColumns] = {};
     if (weight.bias != nullptr)
       std::copy_n(weight.bias + column, std::min(kColumns, weight.out_features - column), bias);
-    block_product<T>(weight.packed + block * words * kColumns, words, {x.words + first * x.stride, x.stride},
-                     std::min(block_rows, num_rows - first), [&](int64_t row, int count, float(*sums)[kColumns]) {
+    const uint32_t* packed = weight.packed + block * words * kColumns;
+    block_product<T>(packed, words, {x.words + first * x.stride, x.stride}, std::min(block_rows, num_rows - first),
+                     WeightsAhead{(const char*)packed + kAheadBytes},
+                     [&](int64_t row, int count, float(*sums)[kColumns]) {
                        for (int r = 0; r < count; r++) {
                          if (weight.bias != nullptr)
                            for (int c = 0; c < kColumns; c++) sums[r][c] += bias[c];

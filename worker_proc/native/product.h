@@ -27,9 +27,20 @@ struct RowWords {
   int64_t stride;
 };
 
+// Asks for two cache lines with every word of k, so that memory works while the tile computes. Here: weights to come.
+struct WeightsAhead {
+  const char* at;
+
+  void operator()(int64_t k) const {
+    // Into L2: in L1 they would drive out the rows before their turn comes.
+    __builtin_prefetch(at + k * kColumns * 4, 0, 2);
+    __builtin_prefetch(at + k * kColumns * 4 + 64, 0, 2);
+  }
+};
+
 // sums[r][c] = the sum over k of rows[r][k] · weights[k][c], for ROWS rows and kPassColumns columns.
-template <class T, int ROWS>
-void tile(const uint32_t* weights, int64_t words, RowWords rows, float (*sums)[kColumns]) {
+template <class T, class Ahead, int ROWS>
+void tile(const uint32_t* weights, int64_t words, RowWords rows, Ahead ahead, float (*sums)[kColumns]) {
   Floats found[ROWS][kWide] = {};
   auto step = [&](int64_t k) {
     typename T::Loaded loaded[kWide];
@@ -43,9 +54,7 @@ void tile(const uint32_t* weights, int64_t words, RowWords rows, float (*sums)[k
   int64_t k = 0;
   for (; k + kUnroll <= words; k += kUnroll)
     for (int i = 0; i < kUnroll; i++) {
-      const char* ahead = (const char*)(weights + (k + i) * kColumns) + kAheadBytes;
-      __builtin_prefetch(ahead, 0, 2);  // into L2: in L1 it would drive out the rows before its turn comes
-      __builtin_prefetch(ahead + 64, 0, 2);
+      ahead(k + i);
       step(k + i);
     }
   for (; k < words; k++) step(k);
@@ -54,26 +63,26 @@ void tile(const uint32_t* weights, int64_t words, RowWords rows, float (*sums)[k
     for (int v = 0; v < kWide; v++) store(sums[r] + v * kLanes, found[r][v]);
 }
 
-template <class T>
-using Tile = void (*)(const uint32_t*, int64_t, RowWords, float (*)[kColumns]);
+template <class T, class Ahead>
+using Tile = void (*)(const uint32_t*, int64_t, RowWords, Ahead, float (*)[kColumns]);
 
-template <class T, int... ROWS>
-Tile<T> tile_of(int rows, std::integer_sequence<int, ROWS...>) {
-  static constexpr Tile<T> kTiles[] = {tile<T, ROWS + 1>...};
+template <class T, class Ahead, int... ROWS>
+Tile<T, Ahead> tile_of(int rows, std::integer_sequence<int, ROWS...>) {
+  static constexpr Tile<T, Ahead> kTiles[] = {tile<T, Ahead, ROWS + 1>...};
   return kTiles[rows - 1];
 }
 
 // One packed block times num_rows rows, in tiles of nearly equal height: finish(first, count, sums) for each, with sums
 // [count][32] of the rows from `first` on.
-template <class T, class Finish>
-void block_product(const uint32_t* weights, int64_t words, RowWords rows, int64_t num_rows, Finish&& finish) {
+template <class T, class Ahead, class Finish>
+void block_product(const uint32_t* weights, int64_t words, RowWords rows, int64_t num_rows, Ahead ahead, Finish&& finish) {
   int64_t num_tiles = divided_up(num_rows, kMaxRows);
   for (int64_t t = 0, row = 0; t < num_tiles; t++) {
     int height = int((num_rows - row) / (num_tiles - t));
-    Tile<T> run = tile_of<T>(height, std::make_integer_sequence<int, kMaxRows>());
+    Tile<T, Ahead> run = tile_of<T, Ahead>(height, std::make_integer_sequence<int, kMaxRows>());
     alignas(64) float sums[kMaxRows][kColumns];
     for (int64_t c = 0; c < kColumns; c += kPassColumns)
-      run(weights + c, words, {rows.words + row * rows.stride, rows.stride}, (float(*)[kColumns])(&sums[0][c]));
+      run(weights + c, words, {rows.words + row * rows.stride, rows.stride}, ahead, (float(*)[kColumns])(&sums[0][c]));
     finish(row, height, sums);
     row += height;
   }

@@ -16,7 +16,7 @@ namespace tandem {
 template <class Element>
 class Buffer {
  public:
-  Element* data() { return data_.get(); }
+  Element* data() const { return data_.get(); }
   Element& operator[](int64_t index) { return data_.get()[index]; }
 
   // `size` elements of zero.

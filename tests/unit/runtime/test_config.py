@@ -32,6 +32,7 @@ OTHER_VALUES: Mapping[str, Any] = {
     "load_format": "dummy",
     "dtype": "float32",
     "quantization": "int8",
+    "generation_config": "none",
     "max_seq_len_override": 4096,
     "max_running_req": 8,
     "max_queued_req": 16,
@@ -46,6 +47,7 @@ OTHER_VALUES: Mapping[str, Any] = {
     "simulated": "--answers echo",
     "kv_memory_fraction": 0.25,
     "endpoint": "tcp://127.0.0.1:0",
+    "num_tokenizers": 4,
     "startup_timeout": 30.0,
     "log_level": "debug",
 }

@@ -13,7 +13,7 @@ from runtime.errors import ConfigError, PeerError, ProtocolError, RequestError
 from runtime.messages import Detokenized, Heartbeat, Hello, Progress, Tokenize
 from runtime.transport import (
     BURST,
-    AsyncDealer,
+    AsyncTransport,
     Inbox,
     Numbering,
     Outbox,
@@ -267,7 +267,8 @@ def test_a_client_sends_nothing_that_the_server_could_not_read(folder: Path) -> 
     """The server answered that the connection is refused, which ended all other calls on it."""
 
     async def send() -> None:
-        dealer = AsyncDealer(f"ipc://{folder}/nobody.sock", "client")
+        transport = AsyncTransport("client")
+        dealer = transport.dealer(f"ipc://{folder}/nobody.sock")
         try:
             for text in (5, "\ud800", ["a"]):
                 with pytest.raises(RequestError, match="can't be sent"):
@@ -280,13 +281,16 @@ def test_a_client_sends_nothing_that_the_server_could_not_read(folder: Path) -> 
                 )
         finally:
             dealer.close(deliver=False)
+            transport.close()
 
     asyncio.run(send())
 
 
 def test_an_address_that_is_none_is_refused() -> None:
     async def connect() -> None:
+        transport = AsyncTransport("client")
         with pytest.raises(ConfigError, match="can't connect to 'nonsense'"):
-            AsyncDealer("nonsense", "client")
+            transport.dealer("nonsense")
+        transport.close()
 
     asyncio.run(connect())

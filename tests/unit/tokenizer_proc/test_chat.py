@@ -173,6 +173,18 @@ def test_a_chat_gets_no_second_bos() -> None:
     assert tokenizer.encode(text).tolist() == ids.tolist()
 
 
+@pytest.mark.parametrize("text", ["hi", "<s>hi", "<s> hi", ""])
+def test_a_text_gets_one_bos_whether_or_not_it_spells_it(text: str) -> None:
+    ids = small.wrap(small.llama_style()).encode(text).tolist()
+    assert (ids[0], ids.count(1)) == (1, 1)
+
+
+def test_a_bos_that_a_user_wrote_further_on_stays() -> None:
+    """It is a control string like any other."""
+    ids = small.wrap(small.llama_style()).encode("a <s> b").tolist()
+    assert ids.count(1) == 2
+
+
 def test_qwen_leaves_out_the_reasoning_of_earlier_turns() -> None:
     old = {"role": "assistant", "content": "<think>\nwhy\n</think>\n\nyes"}
     text = render(CHAT_TEMPLATE, messages=[*HI, old, *HI])

@@ -9,6 +9,7 @@ import pytest
 
 from runtime.codec import VERSION
 from runtime.messages import (
+    CREDIT,
     Abort,
     Chunk,
     Chunks,
@@ -22,6 +23,7 @@ from runtime.messages import (
     FlushCache,
     Flushed,
     Generate,
+    Grant,
     Heartbeat,
     Hello,
     Rejected,
@@ -36,14 +38,11 @@ from runtime.messages import (
 from runtime.sampling import SamplingParams
 from runtime.types import RequestId, owner_of
 from tests.fakes import byte_tokenizer, frame_of
-from tokenizer_proc.core import (
-    CLIENT_SILENCE_TICKS,
-    MAX_CHARS_PER_TOKEN,
-    Forget,
-    ToClient,
-    TokenizerCore,
-    ToScheduler,
-)
+from tokenizer_proc.actions import Convert, Forget, ToClient, ToScheduler
+from tokenizer_proc.core import CLIENT_SILENCE_TICKS, LONG_BYTES, UNREAD_TICKS, TokenizerCore
+from tokenizer_proc.jobs import Job
+from tokenizer_proc.queries import MAX_OPEN
+from tokenizer_proc.texts import MAX_CHARS_PER_TOKEN
 
 MAX_SEQ_LEN = 64
 VOCAB_SIZE = 259
@@ -63,15 +62,19 @@ class Bench:
     to_scheduler: list[Any] = field(default_factory=list)
     to_clients: list[tuple[bytes, Any]] = field(default_factory=list)
     forgotten: list[bytes] = field(default_factory=list)
+    jobs: list[Job] = field(default_factory=list)
+    now_ns: int = 5
 
     def __post_init__(self) -> None:
         self.core = TokenizerCore(
             TOKENIZER,
             index=3,
+            endpoints=("ipc:///other",),
             model="bytes",
             server_id="s",
             max_seq_len=MAX_SEQ_LEN,
             vocab_size=self.vocab_size,
+            max_jobs=2,
         )
 
     def take(self) -> None:
@@ -83,12 +86,14 @@ class Bench:
                     self.to_clients.append((client, message))
                 case Forget(client):
                     self.forgotten.append(client)
+                case Convert(job):
+                    self.jobs.append(job)
 
     def client(self, message: Any, client: bytes = b"a") -> list[Any]:
         """A client sends `message` (or raw bytes); what that client is sent at once."""
         frame = message if isinstance(message, bytes) else frame_of(message)
         before = len(self.to_clients)
-        self.core.on_client_frame(client, frame)
+        self.core.on_client_frame(client, frame, self.now_ns)
         self.take()
         return [m for c, m in self.to_clients[before:] if c == client]
 
@@ -180,6 +185,7 @@ def test_hello_is_answered_with_what_is_served(bench: Bench) -> None:
             max_seq_len=MAX_SEQ_LEN,
             eos_token_ids=(EOS,),
             server_id="s",
+            endpoints=("ipc:///other",),
         )
     ]
 
@@ -204,9 +210,11 @@ def test_ignore_eos_leaves_only_the_requests_own_stop_tokens(bench: Bench) -> No
     assert submit.sampling.seed == 5
 
 
-def test_arrivals_are_in_order(bench: Bench) -> None:
-    arrivals = [bench.generate(n).arrival for n in range(4)]
-    assert arrivals == sorted(set(arrivals))
+def test_arrivals_are_the_times_and_differ(bench: Bench) -> None:
+    """They order the requests of all tokenizers: by their ids, the first one's all went first."""
+    assert [bench.generate(n).arrival for n in range(3)] == [5, 6, 7]
+    bench.now_ns = 100
+    assert bench.generate(3).arrival == 100
 
 
 def test_a_prompt_may_be_ids_or_a_chat(bench: Bench) -> None:
@@ -229,27 +237,304 @@ def test_a_chat_becomes_its_prompt(bench: Bench) -> None:
     assert reply.text == "[x]"
 
 
-@pytest.mark.parametrize(
-    ("ask", "answer"),
-    [
-        (Stats(request=RequestId(6)), StatsReply(request=RequestId(6), stats={"a": 1})),
-        (FlushCache(request=RequestId(6)), Flushed(request=RequestId(6), num_pages=2)),
-    ],
-)
-def test_the_scheduler_answers_through_the_core(bench: Bench, ask: Any, answer: Any) -> None:
+def test_a_flush_is_answered_by_the_scheduler_through_the_core(bench: Bench) -> None:
+    ask = FlushCache(request=RequestId(6))
     assert bench.client(ask) == []
     assert bench.client(ask, b"b") == []
     first, second = bench.to_scheduler
     assert first.request != second.request
     for query, client in ((second, b"b"), (first, b"a")):
-        inner = (
-            StatsReply(request=query.request, stats={"a": 1})
-            if isinstance(answer, StatsReply)
-            else Flushed(request=query.request, num_pages=2)
-        )
-        assert bench.scheduler(inner) == [answer]
+        inner = Flushed(request=query.request, num_pages=2)
+        assert bench.scheduler(inner) == [Flushed(request=RequestId(6), num_pages=2)]
         assert bench.to_clients[-1][0] == client
         assert bench.scheduler(inner) == []  # answered once
+
+
+def stats_reply(bench: Bench, value: int) -> list[Any]:
+    """The scheduler answers the Stats it was asked last; what clients hear."""
+    query = bench.to_scheduler[-1]
+    assert isinstance(query, Stats)
+    return bench.scheduler(StatsReply(request=query.request, stats={"a": value}))
+
+
+def test_stats_asked_meanwhile_share_the_next_answer(bench: Bench) -> None:
+    """A client that asked a thousand times had the scheduler count a thousand times."""
+    bench.client(Stats(request=RequestId(0)))
+    for number in range(5):
+        assert bench.client(Stats(request=RequestId(number)), b"b") == []
+    assert len(bench.to_scheduler) == 1
+    assert stats_reply(bench, 1) == [StatsReply(request=RequestId(0), stats={"a": 1})]
+    assert len(bench.to_scheduler) == 2
+    shared = [StatsReply(request=RequestId(n), stats={"a": 2}) for n in range(5)]
+    assert stats_reply(bench, 2) == shared
+    assert len(bench.to_scheduler) == 2
+    bench.client(Stats(request=RequestId(9)))
+    assert len(bench.to_scheduler) == 3
+
+
+@pytest.mark.parametrize("kind", [Stats, FlushCache])
+def test_a_client_may_have_so_many_queries_open_and_others_theirs(bench: Bench, kind: Any) -> None:
+    for number in range(MAX_OPEN):
+        assert bench.client(kind(request=RequestId(number))) == []
+    (failed,) = bench.client(kind(request=RequestId(MAX_OPEN)))
+    assert (failed.request, failed.kind) == (MAX_OPEN, "overloaded")
+    assert bench.client(kind(request=RequestId(0)), b"b") == []
+
+
+def test_a_client_that_is_gone_waits_for_no_query(bench: Bench) -> None:
+    for client in (b"a", b"b"):
+        bench.client(Stats(request=RequestId(0)), client)
+        bench.client(FlushCache(request=RequestId(1)), client)
+        bench.client(Stats(request=RequestId(2)), client)
+    bench.core.on_client_gone(b"a")
+    bench.take()
+    stats, flush, *_ = bench.to_scheduler
+    assert bench.scheduler(Flushed(request=flush.request, num_pages=0)) == []
+    assert bench.scheduler(StatsReply(request=stats.request, stats={})) == []
+    assert [m.request for m in stats_reply(bench, 2)] == [0, 2]
+    assert bench.to_clients[-1][0] == b"b"
+
+
+# ---- long texts -------------------------------------------------------------------------------
+
+FITTING = {"role": "user", "content": "hi", "more": "x" * LONG_BYTES}
+"""A message that is long and whose prompt is short."""
+
+
+def long_chat(number: int) -> Generate:
+    return generate(number, chat={"messages": [FITTING]})
+
+
+def convert(bench: Bench) -> list[Any]:
+    """The oldest job is done; what clients hear."""
+    job = bench.jobs.pop(0)
+    before = len(bench.to_clients)
+    try:
+        outcome: Any = bench.core.texts.convert(job.call)
+    except Exception as e:
+        outcome = e
+    bench.core.on_converted(job, outcome)
+    bench.take()
+    return [m for _, m in bench.to_clients[before:]]
+
+
+def test_a_long_call_is_converted_elsewhere_and_then_goes_on(bench: Bench) -> None:
+    """One very long text was one call of the tokenizer, for which everybody waited."""
+    bench.now_ns = 100
+    assert bench.client(long_chat(1)) == []
+    assert bench.to_scheduler == []
+    bench.now_ns = 200
+    other = bench.generate(2)  # meanwhile others are served
+    assert convert(bench) == []
+    submit = bench.to_scheduler[-1]
+    assert submit.token_ids.tolist() == ids("[hi]")
+    assert submit.arrival == 100 < other.arrival
+    assert text_of(bench.tokens(submit, "ok", code=FinishCode.LENGTH)) == "ok"
+
+
+def test_every_conversion_may_be_long(bench: Bench) -> None:
+    chat = {"messages": [FITTING]}
+    bench.client(Tokenize(request=1, text=None, chat=chat, add_special_tokens=False))
+    (reply,) = convert(bench)
+    assert (reply.request, reply.text) == (1, "[hi]")
+    many = np.tile(np.array(ids("ab"), np.int32), 2000)
+    bench.client(Detokenize(request=2, token_ids=many, skip_special_tokens=True))
+    assert convert(bench) == [Detokenized(request=2, text="ab" * 2000)]
+
+
+def test_ids_for_the_scheduler_are_no_long_call(bench: Bench) -> None:
+    (failed,) = bench.client(generate(1, token_ids=np.full(LONG_BYTES, 5, np.int32)))
+    assert "shorten it" in failed.text
+    assert bench.jobs == []
+
+
+def test_a_long_call_that_is_refused_is_answered(bench: Bench) -> None:
+    assert bench.client(generate(1, chat={"messages": [5], "x": "y" * LONG_BYTES})) == []
+    (failed,) = convert(bench)
+    assert (failed.request, failed.kind) == (1, "request")
+    bench.generate(1)  # the number is free
+
+
+def test_what_must_exceed_the_context_is_refused_before_it_is_tokenized_whole(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded = []
+    encode = TOKENIZER.encode
+    monkeypatch.setattr(TOKENIZER, "encode", lambda t, *a: encoded.append(len(t)) or encode(t, *a))
+    (failed,) = bench.client(generate(1, text="x" * 1025))
+    assert "1025 characters, and its first 512 alone are 512 tokens" in failed.text
+    assert f"this server takes {MAX_SEQ_LEN}" in failed.text
+    assert encoded == [512]
+
+
+def test_a_number_whose_call_is_being_converted_is_in_use(bench: Bench) -> None:
+    bench.client(long_chat(1))
+    (failed,) = bench.client(generate(1))
+    assert (failed.request, failed.kind) == (None, "protocol")
+    convert(bench)
+    assert len(bench.to_scheduler) == 1
+
+
+def test_an_abort_ends_a_call_that_is_being_converted(bench: Bench) -> None:
+    bench.client(long_chat(1))
+    (aborted,) = bench.client(Abort(request=RequestId(1)))
+    assert last_chunk([aborted]).finish_reason is FinishReason.ABORT
+    bench.generate(1)  # the number is free
+    before = len(bench.to_scheduler)
+    assert convert(bench) == []
+    assert len(bench.to_scheduler) == before
+
+
+def test_a_call_of_a_client_that_is_gone_is_not_answered(bench: Bench) -> None:
+    bench.client(long_chat(1))
+    bench.core.on_client_gone(b"a")
+    bench.client(Hello())  # and is back under the same name
+    assert convert(bench) == []
+    assert bench.to_scheduler == []
+
+
+def test_so_many_long_calls_may_wait_and_aborted_ones_count_until_they_are_gone(
+    bench: Bench,
+) -> None:
+    for number in range(2):
+        assert bench.client(long_chat(number)) == []
+        bench.client(Abort(request=RequestId(number)))
+    (failed,) = bench.client(long_chat(2), b"b")
+    assert (failed.request, failed.kind) == (2, "overloaded")
+    convert(bench)
+    assert bench.client(long_chat(2), b"b") == []
+
+
+def test_a_silent_client_and_a_shutdown_end_calls_that_are_being_converted(bench: Bench) -> None:
+    bench.client(long_chat(1))
+    for _ in range(CLIENT_SILENCE_TICKS + 1):
+        bench.core.tick()
+    bench.take()
+    (silent,) = bench.final_messages(1)
+    assert silent.kind == "aborted"
+    bench.client(long_chat(2), b"b")
+    bench.core.shut_down("worker-0 died")
+    bench.take()
+    (died,) = bench.final_messages(2, b"b")
+    assert (died.kind, died.text) == ("died", "worker-0 died")
+
+
+# ---- credit -----------------------------------------------------------------------------------
+
+
+def starve(bench: Bench, submit: Submit, num_more: int) -> list[Any]:
+    """Use the stream's credit up and `num_more` tokens beyond it."""
+    heard = []
+    for index in range(CREDIT + num_more):
+        heard += bench.scheduler(batch((submit, index, ids("x")[0], FinishCode.NOT_YET)))
+    return heard
+
+
+def test_a_stream_is_sent_no_more_chunks_than_its_reader_takes(bench: Bench) -> None:
+    """An unread stream filled the client's memory, or the server's for a client that was deaf."""
+    submit = bench.generate()
+    assert len(starve(bench, submit, 10)) == CREDIT
+    (more,) = bench.client(Grant(request=0, chunks=1))
+    (chunk,) = more.items
+    assert (chunk.offset, chunk.text, len(chunk.token_ids)) == (CREDIT, "x" * 10, 10)
+    assert bench.tokens(submit, "y", first=CREDIT + 10) == []
+    assert bench.client(Grant(request=0, chunks=5))[0].items[0].text == "y"
+    assert [m.items[0].text for m in bench.tokens(submit, "abc", first=CREDIT + 11)] == [*"abc"]
+
+
+def test_the_last_chunk_needs_no_credit(bench: Bench) -> None:
+    submit = bench.generate()
+    starve(bench, submit, 3)
+    heard = bench.tokens(submit, "y", first=CREDIT + 3, code=FinishCode.LENGTH)
+    final = last_chunk(heard)
+    assert (final.text, final.finish_reason) == ("xxxy", FinishReason.LENGTH)
+
+
+def test_credit_does_not_grow_beyond_its_limit(bench: Bench) -> None:
+    submit = bench.generate()
+    for _ in range(3):
+        assert bench.client(Grant(request=0, chunks=1_000_000)) == []
+    assert len(starve(bench, submit, 5)) == CREDIT
+
+
+def test_a_grant_for_nothing_is_dropped_and_a_bad_one_refused(bench: Bench) -> None:
+    assert bench.client(Grant(request=77, chunks=1)) == []
+    bench.generate()
+    (failed,) = bench.client(Grant(request=0, chunks=0))
+    assert (failed.request, failed.kind) == (None, "protocol")
+    assert bench.final_messages(0) == []
+
+
+def test_a_stream_that_nobody_reads_is_ended(bench: Bench) -> None:
+    unread, other = bench.generate(0), bench.generate(1)
+    starve(bench, unread, 1)
+    for _ in range(UNREAD_TICKS):
+        bench.client(Hello())
+        bench.core.tick()
+    bench.take()
+    assert bench.final_messages(0) == []
+    bench.client(Hello())
+    bench.core.tick()
+    bench.take()
+    (final,) = bench.final_messages(0)
+    assert (final.kind, "nothing of the stream was read" in final.text) == ("aborted", True)
+    assert bench.to_scheduler[-1] == Abort(request=unread.request)
+    assert text_of(bench.tokens(other, "ok", code=FinishCode.LENGTH)) == "ok"
+
+
+def test_a_slow_reader_is_a_reader(bench: Bench) -> None:
+    submit = bench.generate()
+    starve(bench, submit, 1)
+    for index in range(3):
+        for _ in range(UNREAD_TICKS):
+            bench.client(Hello())
+            bench.core.tick()
+        bench.client(Grant(request=0, chunks=1))
+        bench.tokens(submit, "y", first=CREDIT + 1 + index)
+    assert bench.final_messages(0) == []
+
+
+def test_the_outputs_of_a_call_share_its_credit(bench: Bench) -> None:
+    bench.generate(0, sampling=SamplingParams(max_tokens=20, n=2))
+    first, second = bench.to_scheduler[-2:]
+    token = ids("x")[0]
+    heard = []
+    for offset in range(CREDIT + 1):
+        step = batch(*((s, offset, token, FinishCode.NOT_YET) for s in (first, second)))
+        heard += [chunk for m in bench.scheduler(step) for chunk in m.items]
+    assert len(heard) == 2 * CREDIT
+    (more,) = bench.client(Grant(request=0, chunks=2))
+    assert [(chunk.index, chunk.text) for chunk in more.items] == [(0, "x"), (1, "x")]
+
+
+def test_an_unread_call_ends_once_with_all_its_outputs(bench: Bench) -> None:
+    bench.generate(0, sampling=SamplingParams(max_tokens=20, n=2))
+    submits = bench.to_scheduler[-2:]
+    for submit in submits:
+        starve(bench, submit, 1)
+    for _ in range(UNREAD_TICKS + 1):
+        bench.client(Hello())
+        bench.core.tick()
+    bench.take()
+    assert len(bench.final_messages(0)) == 1
+    assert bench.to_scheduler[-2:] == [Abort(request=submit.request) for submit in submits]
+
+
+def test_an_abort_before_the_prompt_is_known_ends_every_output(bench: Bench) -> None:
+    chat = {"messages": [FITTING]}
+    bench.client(generate(1, chat=chat, sampling=SamplingParams(n=3)))
+    (aborted,) = bench.client(Abort(request=RequestId(1)))
+    assert [chunk.index for chunk in aborted.items] == [0, 1, 2]
+
+
+def test_a_request_without_stream_needs_no_credit(bench: Bench) -> None:
+    submit = bench.generate(stream=False)
+    assert starve(bench, submit, 3) == []
+    for _ in range(UNREAD_TICKS + 2):
+        bench.client(Hello())
+        bench.core.tick()
+    heard = bench.tokens(submit, "y", first=CREDIT + 3, code=FinishCode.LENGTH)
+    assert len(text_of(heard)) == CREDIT + 4
 
 
 # ---- outputs ----------------------------------------------------------------------------------

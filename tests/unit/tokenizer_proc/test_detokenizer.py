@@ -1,13 +1,23 @@
 """Incremental decoding, piece by piece, on texts that are hard to cut."""
 
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 from tokenizers import AddedToken
 
+from runtime.messages import FinishCode, Generate
+from runtime.sampling import SamplingParams
+from runtime.types import request_id
 from tests import small_tokenizers as small
 from tokenizer_proc.byte_level import PreTokenizer, byte_level
 from tokenizer_proc.decoders import ByteFallback, LeadStrip, fallback_byte
 from tokenizer_proc.detokenizer import byte_alphabet
+from tokenizer_proc.requests import Credit, LiveRequest
+from tokenizer_proc.stops import StopMatcher
 from tokenizer_proc.tokenizer import Tokenizer
 
 
@@ -102,6 +112,75 @@ def test_llama_text_loses_its_prefix_space_and_no_other() -> None:
     pieces = stream(tokenizer, tokenizer.encode(text).tolist())
     assert "".join(pieces) == text
     assert pieces[-1] == ""
+
+
+def test_a_long_text_lets_other_threads_run() -> None:
+    """The library's call for one text keeps the interpreter, and everybody waited all the same."""
+    tokenizer = small.wrap(small.llama_style())
+    text = "the quick brown fox and the lazy dog " * 20_000
+    ids = tokenizer.encode(text)
+    results: list[Any] = []
+    for work in (lambda: tokenizer.encode(text), lambda: tokenizer.decode(ids)):
+        thread = threading.Thread(target=lambda work=work: results.append(work()))  # type: ignore[misc]
+        thread.start()
+        turns = 0
+        while thread.is_alive():
+            turns += 1
+            thread.join(0.0005)
+        assert turns > 3
+    assert results[0].tolist() == ids.tolist()
+    assert results[1] == text
+
+
+def calls_of(work: Callable[[], object]) -> int:
+    """How many functions `work` calls, the library's included."""
+    count = 0
+
+    def on_event(frame: object, event: str, argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(on_event)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@pytest.mark.parametrize("make", [small.llama_style, small.unigram, "bytewise"])
+def test_a_tokens_work_does_not_grow_with_the_text_before_it(
+    make: Any, bytewise: Tokenizer
+) -> None:
+    tokenizer = bytewise if make == "bytewise" else small.wrap(make())
+    decoder, stops = tokenizer.decoder(), StopMatcher(("dog and", "doggy"))
+    ids = tokenizer.encode("the dog ☃ and the dogs ", add_special_tokens=False).tolist()
+
+    def once() -> None:
+        for token in ids:
+            stops.push(decoder.push([token]))
+
+    once()  # what is looked up once is known from here on
+    first = calls_of(once)
+    for _ in range(300):
+        once()
+    assert calls_of(once) == first
+
+
+def test_tokens_without_text_leave_nothing_to_go_through(bytewise: Tokenizer) -> None:
+    """Every one left an empty piece, and each token looked at all of them."""
+    live = LiveRequest(
+        id=request_id(0, 0), client=b"a", prompt_ids=np.array([65], np.int32), stops=None,
+        decoder=bytewise.decoder(), credit=Credit(64),
+        generate=Generate(
+            request=0, text=None, token_ids=None, chat=None, sampling=SamplingParams(),
+            stream=True, timeout_s=None,
+        ),
+    )  # fmt: skip
+    for _ in range(1000):
+        live.push(256, FinishCode.NOT_YET)  # a special token
+    assert not live.has_news
+    assert live._text == []
 
 
 def test_a_decoder_that_cannot_stream_gives_all_text_at_the_end(

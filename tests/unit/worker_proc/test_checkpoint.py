@@ -13,7 +13,6 @@ from runtime.errors import ConfigError, ModelNotFound
 from runtime.gguf_file import GgufFile
 from worker_proc.checkpoint import DummyCheckpoint, SafetensorsCheckpoint, Weights, check_weights
 from worker_proc.gguf_checkpoint import GgufCheckpoint, read_gguf_config
-from worker_proc.linear import TorchLinears
 
 _SHAPES = {"a.weight": (4, 8), "b.weight": (2, 8), "norm.weight": (8,)}
 
@@ -56,7 +55,7 @@ def test_every_misfit_is_named_at_once() -> None:
 def test_fused_weights_are_stacked_and_progress_reaches_one() -> None:
     heard: list[float] = []
     checkpoint = DummyCheckpoint(_SHAPES)
-    weights = Weights(checkpoint, _SHAPES, torch.float32, heard.append, TorchLinears())
+    weights = Weights(checkpoint, _SHAPES, torch.float32, heard.append)
     fused = weights.fused(["a.weight", "b.weight"])
     assert torch.equal(fused[4:], checkpoint.tensor("b.weight").float())
     assert torch.equal(weights.take("norm.weight"), torch.ones(8))

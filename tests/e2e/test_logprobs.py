@@ -1,0 +1,106 @@
+"""Log probabilities of the whole system against transformers: cold, cached and in chunks."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from runtime import LLM, SamplingParams
+from tests.reference import embedded_gguf, gguf_model
+
+PROMPT = [*range(1000, 1090), 504, 3575, 282, 4649, 314]
+NUM_TOKENS = 12
+TOLERANCE = 2e-3
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM("SmolLM2-135M-Instruct", dtype="float32", max_extend_tokens=20) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return gguf_model(embedded_gguf())
+
+
+def expected(model: Any, ids: list[int]) -> torch.Tensor:
+    """The log probabilities after each of the ids, float64 [len(ids), vocab_size]."""
+    with torch.inference_mode():
+        logits: torch.Tensor = model(torch.tensor([ids])).logits[0]
+    return logits.double().log_softmax(-1)
+
+
+def check(told: list[dict[str, Any]], tokens: list[int], reference: torch.Tensor, top: int) -> None:
+    """Each of `tokens` is told by its row of `reference`, and so are the likeliest."""
+    assert [entry["token_id"] for entry in told] == tokens
+    for entry, row in zip(told, reference, strict=True):
+        likeliest = entry["top_logprobs"]
+        assert len(likeliest) == top
+        for one in (entry, *likeliest):
+            assert abs(one["logprob"] - row[one["token_id"]]) < TOLERANCE
+        values = [one["logprob"] for one in likeliest]
+        assert values == sorted(values, reverse=True)
+        assert abs(values[-1] - row.topk(top).values[-1]) < TOLERANCE
+
+
+def test_they_are_the_models_whether_cold_cached_or_in_chunks(llm: LLM, model: Any) -> None:
+    asked = SamplingParams(
+        max_tokens=NUM_TOKENS, logprobs=3, prompt_logprobs=2, ignore_eos=True,
+        temperature=0.7, top_k=40, repetition_penalty=1.2, seed=4,
+    )  # fmt: skip
+    llm.flush_cache()
+    (cold,) = llm.generate(PROMPT, asked)
+    (told_again,) = llm.generate(PROMPT, asked)
+    (cached,) = llm.generate(PROMPT, SamplingParams(max_tokens=NUM_TOKENS, logprobs=3))
+    assert (cold["cached_tokens"], told_again["cached_tokens"]) == (0, 0)
+    assert cached["cached_tokens"] == len(PROMPT) - 1
+    for result in (cold, told_again, cached):
+        ids = PROMPT + result["token_ids"]
+        rows = expected(model, ids)
+        check(result["logprobs"], result["token_ids"], rows[len(PROMPT) - 1 : -1], 3)
+        if "prompt_logprobs" in result:
+            first, *rest = result["prompt_logprobs"]
+            assert first is None
+            check(rest, PROMPT[1:], rows[: len(PROMPT) - 1], 2)
+
+
+def test_outputs_of_one_call_share_the_prompt_and_differ_by_their_seeds(llm: LLM) -> None:
+    llm.flush_cache()
+    asked: dict[str, Any] = {"max_tokens": 8, "temperature": 1.5, "ignore_eos": True}
+    (result,) = llm.generate(PROMPT, SamplingParams(n=4, seed=10, **asked))
+    alone = [
+        llm.generate(PROMPT, SamplingParams(seed=10 + i, **asked))[0]["token_ids"] for i in range(4)
+    ]
+    assert [choice["token_ids"] for choice in result["choices"]] == alone
+    assert len({tuple(ids) for ids in alone}) == 4
+    assert result["token_ids"] == alone[0]
+    assert llm.stats()["prompt_tokens_computed"] < 3 * len(PROMPT) + 40
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"overlap": False},
+        {"page_size": 4, "num_page_override": 60, "max_seq_len_override": 160},
+    ],
+    ids=["no overlap", "a pool that forces retractions"],
+)
+def test_seeded_output_with_penalties_is_the_same_alone_and_in_any_company(
+    llm: LLM, options: dict[str, Any]
+) -> None:
+    prompts = [PROMPT[-5 - n :] for n in range(6)]
+    each = [
+        SamplingParams(
+            max_tokens=40, temperature=0.9, top_p=0.95, seed=n, repetition_penalty=1.3,
+            presence_penalty=0.6, frequency_penalty=0.4, min_tokens=20, min_p=0.02,
+        )
+        for n in range(6)
+    ]  # fmt: skip
+    alone = [llm.generate([p], s)[0]["token_ids"] for p, s in zip(prompts, each, strict=True)]
+    with LLM("SmolLM2-135M-Instruct", dtype="float32", **options) as other:
+        together = [result["token_ids"] for result in other.generate(prompts, each)]
+        if "num_page_override" in options:
+            assert other.stats()["retractions"] > 0
+    assert together == alone
