@@ -96,11 +96,11 @@ def work(config: ModelConfig, segments: Sequence[Segment], weights: str, dtype: 
 def prepared(engine: Engine, segments: Sequence[Segment]) -> StepPlan:
     """A plan of these segments that may be executed again and again.
 
-    A slot for each, whose cells before the segment hold numbers as if they were computed.
+    A slot for each, whose cells before the segment hold numbers as if computed.
     """
     longest = max(segment.context for segment in segments)
     engine.begin(len(segments) * longest, 1, len(segments), longest)
-    for cells in (engine.pool.keys, engine.pool.values):
+    for cells in engine.computation.pool():
         _fill(cells)
     plans = PlanMaker(page_size=1)
     for slot, segment in enumerate(segments):

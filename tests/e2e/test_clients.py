@@ -138,7 +138,43 @@ def test_the_server_says_what_it_is(client: Client) -> None:
     assert "SmolLM2" in client.server.model
 
 
+def test_a_stream_of_several_outputs_tells_them_apart(client: Client) -> None:
+    chunks = list(client.generate([5, 6, 7], params(4, n=3, logprobs=1), stream=True))
+    for index in range(3):
+        own = [chunk for chunk in chunks if chunk.index == index]
+        assert [i for chunk in own for i in chunk.token_ids.tolist()] == [5, 6, 7, 5]
+        assert [chunk.finish_reason for chunk in own if chunk.finish_reason] == ["length"]
+        assert sum(chunk.logprobs.num_tokens for chunk in own if chunk.logprobs) == 4
+
+
+def test_log_probabilities_come_with_the_whole(client: Client) -> None:
+    prompt = list(range(10, 60))
+    done = client.generate(prompt, params(2, logprobs=1, prompt_logprobs=0, n=2))
+    assert done.prompt_logprobs is not None
+    assert done.prompt_logprobs[0] is None
+    assert [entry["token_id"] for entry in done.prompt_logprobs[1:] if entry] == prompt[1:]
+    for choice in done.choices:
+        assert choice.logprobs is not None
+        assert [entry["token_id"] for entry in choice.logprobs] == choice.token_ids == [10, 11]
+        assert [len(entry["top_logprobs"]) for entry in choice.logprobs] == [1, 1]
+    assert client.generate([5], params(1, prompt_logprobs=3)).prompt_logprobs == [None]
+    assert client.generate([5], params(1)).prompt_logprobs is None
+
+
 # ---- ends -------------------------------------------------------------------------------------
+
+
+def test_an_abort_ends_every_output_of_a_call(slow_server: Server) -> None:
+    with Client(slow_server.endpoint) as client:
+        stream = client.generate(PROMPT, params(30_000, n=3), stream=True)
+        finals = []
+        for number, chunk in enumerate(stream):
+            if not number:
+                stream.abort()
+            if chunk.finish_reason:
+                finals.append((chunk.index, str(chunk.finish_reason)))
+        assert sorted(finals) == [(index, "abort") for index in range(3)]
+        wait_until_idle(client)
 
 
 def test_a_timeout_ends_as_an_abort(slow_server: Server) -> None:

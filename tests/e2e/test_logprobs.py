@@ -83,7 +83,7 @@ def test_outputs_of_one_call_share_the_prompt_and_differ_by_their_seeds(llm: LLM
     "options",
     [
         {"overlap": False},
-        {"page_size": 4, "num_page_override": 60, "max_seq_len_override": 160},
+        {"page_size": 4, "num_page_override": 40, "max_seq_len_override": 160},
     ],
     ids=["no overlap", "a pool that forces retractions"],
 )

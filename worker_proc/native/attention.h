@@ -221,8 +221,10 @@ class Attender {
     Ints lanes;
     for (int i = 0; i < kLanes; i++) lanes[i] = i;
     Floats high = splat(tops_[row]);
+    bool whole = last_key >= kKeys - 1;
     for (int64_t i = 0; i < kKeys; i += kLanes) {
-      Floats seen = select(lanes + int32_t(i) > int32_t(last_key), splat(none), load<Floats>(scores + i) * scale);
+      Floats seen = load<Floats>(scores + i) * scale;
+      if (!whole) seen = select(lanes + int32_t(i) > int32_t(last_key), splat(none), seen);
       store(scores + i, seen);
       high = larger(high, seen);
     }

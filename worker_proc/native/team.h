@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <memory>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace tandem {
@@ -31,15 +32,16 @@ void spin_until(Arrived&& arrived) {
 
 class Team {
  public:
-  // num_threads of them, the caller of `run` included. cpus: where thread i is bound to, of `num_threads` CPUs, or empty:
-  // the system decides.
-  Team(int num_threads, std::vector<int> cpus) : num_threads_(num_threads), ranges_(new Range[num_threads]) {
+  // num_threads of them, the caller of `run` included. cpus: where thread i is bound to while it computes, of `num_threads`
+  // CPUs, or empty: the system decides.
+  Team(int num_threads, std::vector<int> cpus)
+      : num_threads_(num_threads), cpus_(std::move(cpus)), ranges_(new Range[num_threads]) {
+    pthread_getaffinity_np(pthread_self(), sizeof callers_cpus_, &callers_cpus_);
     for (int rank = 1; rank < num_threads; rank++)
-      threads_.emplace_back([this, rank, cpus] {
-        if (!cpus.empty()) bind(cpus[rank]);
+      threads_.emplace_back([this, rank] {
+        bind(rank);
         serve(rank);
       });
-    if (!cpus.empty()) bind(cpus[0]);
   }
 
   Team(const Team&) = delete;
@@ -58,8 +60,11 @@ class Team {
     context_ = &job;
     job_ = [](void* context, int rank) { (*static_cast<std::remove_reference_t<Job>*>(context))(rank); };
     start();
+    // Only for the step: threads that the caller starts later would inherit its one CPU.
+    bind(0);
     job(0);
     barrier();
+    if (!cpus_.empty()) pthread_setaffinity_np(pthread_self(), sizeof callers_cpus_, &callers_cpus_);
   }
 
   // Within `run`, called by every rank: each item of [0, count) goes to one of them, and none leaves before all are done.
@@ -119,10 +124,11 @@ class Team {
     }
   }
 
-  static void bind(int cpu) {
+  void bind(int rank) {
+    if (cpus_.empty()) return;
     cpu_set_t set;
     CPU_ZERO(&set);
-    CPU_SET(cpu, &set);
+    CPU_SET(cpus_[rank], &set);
     pthread_setaffinity_np(pthread_self(), sizeof set, &set);
   }
 
@@ -141,6 +147,8 @@ class Team {
   }
 
   const int num_threads_;
+  const std::vector<int> cpus_;
+  cpu_set_t callers_cpus_;
   std::unique_ptr<Range[]> ranges_;
   alignas(128) std::atomic<int> arrived_{0};
   alignas(128) std::atomic<uint32_t> generation_{0};
