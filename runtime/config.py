@@ -28,7 +28,7 @@ from runtime.options import (
     all_options,
 )
 
-KERNELS = ("auto", "avx512bf16", "avx512", "avx2", "portable", "torch")
+KERNELS = ("auto", "avx512bf16", "avx512vnni", "avx512", "avx2", "portable", "torch")
 """auto: the fastest that the processor runs; torch also where no kernels can be built."""
 
 

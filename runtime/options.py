@@ -49,6 +49,13 @@ class ModelOptions:
         " it fast, else float32",
         choices=("auto", "float32", "bfloat16"),
     )
+    quantization: str = option(
+        "auto",
+        "bits of matrices: int8 keeps 8 or fewer of every one and computes with 8-bit activations;"
+        " none has all in the dtype; auto does with a GGUF file's Q8_0, Q4_0, Q4_1 and Q4_K as int8"
+        " does unless dtype is float32, and else as none",
+        choices=("auto", "none", "int8"),
+    )
     generation_config: str = option(
         "auto",
         "auto takes defaults for sampling, and what ends an output, from the model's"

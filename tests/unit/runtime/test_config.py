@@ -31,6 +31,7 @@ OTHER_VALUES: Mapping[str, Any] = {
     "tokenizer": "./tokenizer",
     "load_format": "dummy",
     "dtype": "float32",
+    "quantization": "int8",
     "generation_config": "none",
     "max_seq_len_override": 4096,
     "max_running_req": 8,
