@@ -66,7 +66,7 @@ class Decoder {
   }
 
   void run(const Step& step, const Pool<T>& pool, const Asked& asked) {
-    reserve(step.num_rows);
+    reserve(step.num_rows, asked.count);
     blocks_ = query_blocks(step.segments, attenders_[0].positions());
     team_.run([&](int rank) {
       embed(rank, step);
@@ -81,6 +81,7 @@ class Decoder {
 
   // Logits of any rows of the last step.
   void answer(const Asked& asked) {
+    normed_.reserve(asked.count, shape_.hidden_size);  // a row may be asked for twice
     team_.run([&](int rank) { choose(rank, asked); });
     merge(asked);
   }
@@ -93,12 +94,12 @@ class Decoder {
     int32_t token;
   };
 
-  void reserve(int64_t num_rows) {
+  void reserve(int64_t num_rows, int64_t num_asked) {
     num_rows_ = num_rows;
     residual_.reserve(num_rows * shape_.hidden_size);
     cos_.reserve(num_rows * shape_.head_dim / 2);
     sin_.reserve(num_rows * shape_.head_dim / 2);
-    normed_.reserve(num_rows, shape_.hidden_size);
+    normed_.reserve(std::max(num_rows, num_asked), shape_.hidden_size);
     qkv_.reserve(num_rows, shape_.query_width() + 2 * shape_.key_width());
     attended_.reserve(num_rows, shape_.query_width());
     gated_.reserve(num_rows, shape_.intermediate_size);
