@@ -29,7 +29,7 @@ from worker_proc.engine import Engine
 from worker_proc.kv_pool import bytes_per_page
 from worker_proc.model_config import ModelConfig
 from worker_proc.models import family_of
-from worker_proc.threads import physical_cores
+from worker_proc.threads import default_threads
 
 ROWS = (1, 4, 8, 16, 32, 64)
 CONTEXT = 128
@@ -180,7 +180,7 @@ def measure(arguments: argparse.Namespace) -> tuple[Limits, dict[str, Measured]]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     add_options(parser, model="Qwen3-0.6B")
-    parser.add_argument("--threads", type=int, default=physical_cores())
+    parser.add_argument("--threads", type=int, default=default_threads())
     parser.add_argument("--plot", type=Path, help="write the figure here")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()

@@ -48,7 +48,7 @@ def serve(process: Process, execute: Execute) -> None:
 def real_worker(process: Process) -> Execute:
     """Load the model, agree on the pool, and say that work may come."""
     from worker_proc.engine import Engine  # only here: the simulated worker starts without torch
-    from worker_proc.threads import physical_cores
+    from worker_proc.threads import default_threads
 
     config = process.instance.config
     files = process.instance.model
@@ -74,7 +74,7 @@ def real_worker(process: Process) -> Execute:
     )
     engine.begin(begin.num_pages, page_size, config.scheduler.max_running_req, begin.max_seq_len)
     dtype = str(engine.dtype).removeprefix("torch.")
-    num_threads = config.worker.threads or len(physical_cores())
+    num_threads = config.worker.threads or default_threads()
     process.ready(
         f"{files.name} from {files.path}, {dtype}, {engine.computation.name} kernels,"
         f" {num_threads} threads"

@@ -32,7 +32,7 @@ from worker_proc.models import Family, family_of
 from worker_proc.prompt_logprobs import PromptScorer
 from worker_proc.sampler import Sampler
 from worker_proc.slots import SlotTables
-from worker_proc.threads import cpus_for, physical_cores
+from worker_proc.threads import cpus_for, default_threads
 from worker_proc.torch_computation import TorchComputation
 
 _MAX_CELLS = 2**31 - 1
@@ -79,7 +79,7 @@ class Engine:
             progress,
             _quantization(quantization, dtype),
         )
-        computation = _computation(config, family, weights, threads or len(physical_cores()))
+        computation = _computation(config, family, weights, threads or default_threads())
         return cls(config, computation, computed)
 
     def capacity(self, kv_memory_fraction: float, page_size: int) -> int:

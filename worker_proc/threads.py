@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 _CPUS = Path("/sys/devices/system/cpu")
+_CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 
 
 def physical_cores() -> list[int]:
@@ -11,6 +12,16 @@ def physical_cores() -> list[int]:
     usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
     cores = {_core(cpu): cpu for cpu in sorted(usable, reverse=True)}
     return sorted(cores.values()) or list(range(os.cpu_count() or 1))
+
+
+def default_threads() -> int:
+    """The physical cores, or fewer where the container may use only so much of them."""
+    cores = len(physical_cores())
+    try:
+        quota, period = _CPU_MAX.read_text().split()
+        return min(cores, max(-(-int(quota) // int(period)), 1))
+    except (OSError, ValueError):  # no cgroup of version 2, or "max"
+        return cores
 
 
 def cpus_for(num_threads: int) -> list[int]:

@@ -48,6 +48,12 @@ template <class Q>
 void quantize(const float* values, ActivationGroup<Q>& to) {
   using Bytes = int8_t __attribute__((vector_size(kLanes)));
   float top = magnitude<Q::kGroup>(values), factor = steps(top);
+  if (!(top < std::numeric_limits<float>::infinity())) {
+    // The scale makes the row's result NaN; the numbers themselves would overflow.
+    std::memset(&to, 0, sizeof to);
+    to.scale = std::numeric_limits<float>::quiet_NaN();
+    return;
+  }
   int8_t found[Q::kGroup];
   Ints total = {};
 #pragma GCC unroll 16
@@ -57,7 +63,7 @@ void quantize(const float* values, ActivationGroup<Q>& to) {
     store(found + i, __builtin_convertvector(whole, Bytes));
   }
   int32_t sum = fold_lanes(total, [](Ints a, Ints b) { return a + b; });
-  to.scale = top / 127.0f;  // NaN or infinite where a value is, and so is then the whole row's result
+  to.scale = top / 127.0f;
   if (Q::kLeast) to.sum = float(sum) * to.scale;
   else to.start = -Q::kOffset * sum;
   if (kXWords == 1) {

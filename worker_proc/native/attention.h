@@ -140,8 +140,18 @@ class Attender {
       pack_keys(own.from(begin), num_keys);
       score(num_rows, num_keys, ahead);
       for (int64_t row = 0; row < num_rows; row++) weigh(row, segment.start + first + row / group_ - begin);
-      pack_values(own.from(begin), num_keys);
-      add_values(num_rows, num_keys, ahead);
+      int64_t last_key = segment.start + first - begin;  // that the first row sees
+      if (last_key >= num_keys - 1 || finite(own.from(begin), num_keys)) {
+        pack_values(own.from(begin), num_keys);
+        add_values(0, num_rows, num_keys, ahead);
+      } else {
+        // No times infinity is not nothing: each token's rows meet the values that they see, and no others.
+        for (int64_t token = 0; token < count; token++)
+          if (int64_t seen = std::min(num_keys, last_key + token + 1); seen > 0) {
+            pack_values(own.from(begin), seen);
+            add_values(token * group_, group_, seen, ahead);
+          }
+      }
     }
     for (int64_t row = 0; row < num_rows; row++) {
       float* sums = &sums_[row * width_];
@@ -177,6 +187,16 @@ class Attender {
       for (; k < words_; k++)
         for (int i = 0; i < kLanes; i++) to[k * kColumns + i] = from[i][k];
     }
+  }
+
+  bool finite(const Cells<T>& own, int64_t num_keys) const {
+    Floats zero = {};
+    float rest = 0;
+    for (int64_t key = 0; key < num_keys; key++) {
+      const Element* value = own.values + own.indices[key] * head_dim_;
+      along(head_dim_, [&](int64_t c) { zero += T::widen(value + c) * 0.0f; }, [&](int64_t c) { rest += T::widen(value[c]) * 0.0f; });
+    }
+    return sum(zero) + rest == 0.0f;
   }
 
   // The block's values as packed rows, two keys a word in bfloat16; one without a second is paired with zeros.
@@ -240,15 +260,19 @@ class Attender {
     totals_[row] = totals_[row] * fades_[row] + sum(total);
   }
 
-  void add_values(int64_t num_rows, int64_t num_keys, const Cells<T>& ahead) {
+  // To the sums of rows [first, first + num_rows).
+  void add_values(int64_t first, int64_t num_rows, int64_t num_keys, const Cells<T>& ahead) {
+    RowWords chances = chances_.words();
+    chances.words += first * chances.stride;
     int64_t words = words_of<T>(num_keys), num_words = words_of<T>(kKeys);
     for (int64_t column = 0; column < width_; column += kColumns)
-      block_product<T>(&values_[column * num_words], words, chances_.words(), num_rows,
+      block_product<T>(&values_[column * num_words], words, chances, num_rows,
                        look_ahead(ahead.values, ahead, column / kColumns, width_ / kColumns),
                        [&](int64_t row, int count, float(*found)[kColumns]) {
                          for (int r = 0; r < count; r++) {
-                           float* sums = &sums_[(row + r) * width_ + column];
-                           for (int c = 0; c < kColumns; c++) sums[c] = sums[c] * fades_[row + r] + found[r][c];
+                           float* sums = &sums_[(first + row + r) * width_ + column];
+                           float fade = fades_[first + row + r];
+                           for (int c = 0; c < kColumns; c++) sums[c] = sums[c] * fade + found[r][c];
                          }
                        });
   }

@@ -6,9 +6,11 @@ same one at once; the name tells the source, the compiler and the flags, so noth
 
 import hashlib
 import logging
+import os
 import shutil
 import subprocess
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,8 +22,12 @@ from runtime.errors import ConfigError
 _SOURCE = Path(__file__).parent / "exports.cpp"
 _CPUINFO = Path("/proc/cpuinfo")
 _COMPILERS = ("g++", "c++")
-_FLAGS = ("-std=c++20", "-O3", "-fPIC", "-shared", "-pthread", "-Wno-psabi", "-fvisibility=hidden")
+_FLAGS = ("-std=c++20", "-O3", "-fPIC", "-shared", "-pthread")
+# Rows are written as numbers and read as words; equal names of two variants must stay apart.
+_RULES = ("-fno-strict-aliasing", "-fvisibility=hidden", "-Wno-psabi")
 _BUILD_TIMEOUT_S = 300
+_UNUSED_S = 30 * 24 * 3600
+_SCRATCH = ".building-"
 _AVX512 = frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "fma"})
 
 log = logging.getLogger(__name__)
@@ -54,7 +60,7 @@ class Variant:
             f"-DTANDEM_DOT_BF16={int(self.dot_bf16)}",
             f"-DTANDEM_DOT_INT8={int(self.dot_int8)}",
         )
-        return (*_FLAGS, *self.flags, *defines)
+        return (*_FLAGS, *_RULES, *self.flags, *defines)
 
 
 VARIANTS = (
@@ -127,14 +133,21 @@ def load(variant: Variant) -> Module:
 def library(variant: Variant) -> Path:
     """The shared library of `variant`, built now or in an earlier start. Raises NoKernels."""
     compiler = _compiler()
-    target = cache_dir() / "kernels" / f"{variant.name}-{_key(compiler, variant)}.so"
+    try:
+        folder = cache_dir() / "kernels"
+    except RuntimeError as e:  # no home
+        raise NoKernels(f"there is no cache folder ({e}): set XDG_CACHE_HOME to a place") from None
+    target = folder / f"{variant.name}-{_key(compiler, variant)}.so"
     try:
         if target.is_file():
             return target
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".building-", dir=target.parent) as scratch:
+        _sweep(folder)
+        with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=folder) as scratch:
             built = Path(scratch) / target.name
             _compile(compiler, variant, built)
+            with built.open("rb") as file:
+                os.fsync(file.fileno())  # a name without its content would crash every later start
             built.rename(target)
     except OSError as e:
         raise NoKernels(
@@ -142,6 +155,19 @@ def library(variant: Variant) -> Path:
             " make it writable or set XDG_CACHE_HOME to another place"
         ) from None
     return target
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what builds left that were killed, and libraries that nobody has used for a month."""
+    now = time.time()
+    for path in folder.iterdir():
+        try:
+            if path.name.startswith(_SCRATCH) and now - path.stat().st_mtime > 2 * _BUILD_TIMEOUT_S:
+                shutil.rmtree(path)
+            elif path.suffix == ".so" and now - path.stat().st_atime > _UNUSED_S:
+                path.unlink()
+        except OSError:
+            continue  # another start removes it, or may
 
 
 def _compile(compiler: str, variant: Variant, target: Path) -> None:
@@ -185,7 +211,12 @@ def _key(compiler: str, variant: Variant) -> str:
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(
-            command, capture_output=True, text=True, timeout=_BUILD_TIMEOUT_S, check=False
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_BUILD_TIMEOUT_S,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as e:
         raise NoKernels(f"{command[0]} can't be run ({e})") from None

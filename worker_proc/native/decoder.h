@@ -81,7 +81,7 @@ class Decoder {
 
   // Logits of any rows of the last step.
   void answer(const Asked& asked) {
-    normed_.reserve(asked.count, shape_.hidden_size);  // a row may be asked for twice
+    reserve_asked(asked.count);
     team_.run([&](int rank) { choose(rank, asked); });
     merge(asked);
   }
@@ -99,13 +99,20 @@ class Decoder {
     residual_.reserve(num_rows * shape_.hidden_size);
     cos_.reserve(num_rows * shape_.head_dim / 2);
     sin_.reserve(num_rows * shape_.head_dim / 2);
-    normed_.reserve(std::max(num_rows, num_asked), shape_.hidden_size);
     qkv_.reserve(num_rows, shape_.query_width() + 2 * shape_.key_width());
     attended_.reserve(num_rows, shape_.query_width());
     gated_.reserve(num_rows, shape_.intermediate_size);
-    products_.reserve(num_rows, std::max({shape_.hidden_size, shape_.query_width(), shape_.intermediate_size}));
+    reserve_asked(num_asked);
   }
 
+
+  // A row may be asked for more than once.
+  void reserve_asked(int64_t num_asked) {
+    int64_t num_rows = std::max(num_rows_, num_asked);
+    normed_.reserve(num_rows, shape_.hidden_size);
+    products_.reserve(num_rows, std::max({shape_.hidden_size, shape_.query_width(), shape_.intermediate_size}));
+    for (std::vector<Best>& best : best_) best.resize(num_asked);
+  }
 
   float* residual(int64_t row) { return residual_.data() + row * shape_.hidden_size; }
   float* cos(int64_t row) { return cos_.data() + row * shape_.head_dim / 2; }
@@ -201,7 +208,7 @@ class Decoder {
 
   void choose(int rank, const Asked& asked) {
     if (asked.count == 0) return;
-    best_[rank].assign(asked.count, {-std::numeric_limits<float>::infinity(), 0});
+    std::fill(best_[rank].begin(), best_[rank].end(), Best{-std::numeric_limits<float>::infinity(), 0});
     team_.share(rank, asked.count, [&](int64_t i) { norm_row(rank, asked.rows[i], ends_.norm, i); });
     products_.multiply(rank, ends_.head, normed_, asked.count, [&](int64_t row, int64_t column, const float* sums) {
       int64_t count = std::min(kColumns, shape_.vocab_size - column);

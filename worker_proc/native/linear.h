@@ -19,7 +19,7 @@ struct Matrix {
   Format format = Format::kPlain;
 };
 
-// Within a team's `run`: x Wᵀ + b of num_rows rows, 32 columns at a time: finish(rank, row, column, sums), where sums[32] are
+// Within a team's `run`: x Wᵀ + b of num_rows rows, 32 columns at a time: finish(row, column, sums), where sums[32] are
 // the columns from `column` on, of which those past out_features are nobody's. Each weight comes from memory once per block of
 // rows.
 template <class T, class Finish>

@@ -12,11 +12,12 @@ namespace tandem {
 
 // To nearest; what is too large becomes the largest number.
 inline uint16_t narrow_half(float value) {
+  if (value != value) return 0x7e00;
   uint32_t sign = as_word(value) >> 16 & 0x8000;
   float size = std::min(std::fabs(value), 65504.0f);
   if (size < 0x1p-14f) return uint16_t(sign | uint32_t(std::nearbyint(size * 0x1p24f)));
   uint32_t word = as_word(size);
-  return uint16_t(sign | ((word + 0xfff + (word >> 13 & 1)) >> 13) - (112 << 10));
+  return uint16_t(sign | (((word + 0xfff + (word >> 13 & 1)) >> 13) - (112 << 10)));
 }
 
 // One column's part of a group: its `bytes` are k in order for 8 bits; for 4, byte i is k = i and, in its upper half, i + 16.
@@ -103,8 +104,12 @@ void pack_plain(const typename T::Element* rows, int64_t first, int64_t num_rows
     for (int64_t g = 0; g < num_groups; g++) {
       float values[Q::kGroup] = {};
       widen<T>(rows + (r - first) * width + g * Q::kGroup, std::min<int64_t>(Q::kGroup, width - g * Q::kGroup), values);
-      uint16_t scale = narrow_half(magnitude<Q::kGroup>(values) / 127.0f);
-      float factor = scale ? 1.0f / widen_half(scale) : 0.0f;
+      float top = magnitude<Q::kGroup>(values);
+      bool finite = top < std::numeric_limits<float>::infinity();
+      // What no number of 8 bits stands for makes the products NaN, as it would by itself.
+      uint16_t scale = narrow_half(finite ? top / 127.0f : std::numeric_limits<float>::quiet_NaN());
+      float factor = finite && scale ? 1.0f / widen_half(scale) : 0.0f;
+      if (!finite) std::fill_n(values, Q::kGroup, 0.0f);
       uint8_t bytes[Q::kGroup];
       for (int i = 0; i < Q::kGroup; i += kLanes) {
         // The scale was rounded, so that the largest may come out past 127.

@@ -56,7 +56,8 @@ void with_format(Format format, Use&& use) {
 
 // float16 to float32, exact but for infinities and NaN, which aren't scales.
 inline float widen_half(uint16_t half) {
-  return as_float(as_word(as_float((half & 0x7fffu) << 13) * 0x1p112f) | (half & 0x8000u) << 16);
+  uint32_t endless = (half & 0x7c00) == 0x7c00 ? 0x7f800000 : 0;  // infinity and NaN stay what they are
+  return as_float(as_word(as_float((half & 0x7fffu) << 13) * 0x1p112f) | endless | (half & 0x8000u) << 16);
 }
 
 inline Floats widen_halves(const uint16_t* from) {
@@ -67,7 +68,8 @@ inline Floats widen_halves(const uint16_t* from) {
 #else
   Words halves = __builtin_convertvector(load<BFloat16::Halves>(from), Words);
   Floats size = (Floats)((halves & 0x7fff) << 13) * 0x1p112f;
-  return (Floats)((Words)size | (halves & 0x8000) << 16);
+  Words endless = (Words)((halves & 0x7c00) == 0x7c00) & 0x7f800000;
+  return (Floats)((Words)size | endless | (halves & 0x8000) << 16);
 #endif
 }
 

@@ -28,6 +28,7 @@ class Buffer {
   void reserve(int64_t size) {
     if (size <= size_) return;
     data_.reset();
+    size_ = 0;
     size_t bytes = divided_up(size * int64_t(sizeof(Element)), 64) * 64;
     data_.reset(static_cast<Element*>(std::aligned_alloc(64, bytes)));
     if (data_ == nullptr) throw std::bad_alloc();

@@ -8,9 +8,13 @@
 #include <pthread.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <stdexcept>
+#include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -36,25 +40,28 @@ class Team {
   // CPUs, or empty: the system decides.
   Team(int num_threads, std::vector<int> cpus)
       : num_threads_(num_threads), cpus_(std::move(cpus)), ranges_(new Range[num_threads]) {
-    pthread_getaffinity_np(pthread_self(), sizeof callers_cpus_, &callers_cpus_);
-    for (int rank = 1; rank < num_threads; rank++)
-      threads_.emplace_back([this, rank] {
-        bind(rank);
-        serve(rank);
-      });
+    if (pthread_getaffinity_np(pthread_self(), sizeof callers_cpus_, &callers_cpus_) != 0) cpus_.clear();
+    try {
+      for (int rank = 1; rank < num_threads; rank++)
+        threads_.emplace_back([this, rank] {
+          bind(rank);
+          serve(rank);
+        });
+    } catch (const std::system_error&) {
+      size_t started = threads_.size() + 1;
+      end();
+      throw std::runtime_error("of " + std::to_string(num_threads) + " threads only " + std::to_string(started) +
+                               " could be started: ask for fewer (threads)");
+    }
   }
 
   Team(const Team&) = delete;
 
-  ~Team() {
-    job_ = nullptr;
-    start();
-    for (std::thread& thread : threads_) thread.join();
-  }
+  ~Team() { end(); }
 
   int size() const { return num_threads_; }
 
-  // job(rank) on every thread, rank 0 on this one; returns when all have.
+  // job(rank) on every thread, rank 0 on this one; returns when all have. A job must not throw: the others would wait for it.
   template <class Job>
   void run(Job&& job) {
     context_ = &job;
@@ -74,9 +81,13 @@ class Team {
   template <class Item>
   void share(int rank, int64_t count, Item&& item) {
     uint32_t turn = ranges_[rank].turn++ & kTurnMask;
-    claim(rank, turn, count, true, true, item);
-    for (int other = 1; other < num_threads_; other++)
-      claim((rank + other) % num_threads_, turn, count, false, false, item);
+    // More items than a place can number go out several at once.
+    int64_t run = count / int64_t(kPlaceMask) + 1, num_runs = (count + run - 1) / run;
+    auto items = [&](int64_t index) {
+      for (int64_t i = index * run; i < std::min(count, (index + 1) * run); i++) item(i);
+    };
+    claim<true>(rank, turn, num_runs, items);
+    for (int other = 1; other < num_threads_; other++) claim<false>((rank + other) % num_threads_, turn, num_runs, items);
     barrier();
   }
 
@@ -104,9 +115,10 @@ class Team {
     return (turn << kPlaceBits | begin) << kPlaceBits | end;
   }
 
-  // Items of `owner`'s stretch, one by one, until none is left. touch: mark the stretch as this turn's, be it empty.
-  template <class Item>
-  void claim(int owner, uint32_t turn, int64_t count, bool touch, bool front, Item&& item) {
+  // Items of `owner`'s stretch, one by one, until none is left: from the front and marking it as this turn's, be it empty, where
+  // it is one's OWN; else from the back.
+  template <bool OWN, class Item>
+  void claim(int owner, uint32_t turn, int64_t count, Item&& item) {
     std::atomic<uint64_t>& left = ranges_[owner].left;
     uint64_t seen = left.load(std::memory_order_relaxed);
     while (true) {
@@ -114,12 +126,12 @@ class Team {
       uint64_t begin = fresh ? count * owner / num_threads_ : seen >> kPlaceBits & kPlaceMask;
       uint64_t end = fresh ? count * (owner + 1) / num_threads_ : seen & kPlaceMask;
       if (begin == end) {
-        if (!touch || !fresh || left.compare_exchange_weak(seen, packed(turn, begin, end))) return;
+        if (!OWN || !fresh || left.compare_exchange_weak(seen, packed(turn, begin, end))) return;
         continue;
       }
-      uint64_t next = front ? packed(turn, begin + 1, end) : packed(turn, begin, end - 1);
+      uint64_t next = OWN ? packed(turn, begin + 1, end) : packed(turn, begin, end - 1);
       if (!left.compare_exchange_weak(seen, next, std::memory_order_relaxed)) continue;
-      item(int64_t(front ? begin : end - 1));
+      item(int64_t(OWN ? begin : end - 1));
       seen = left.load(std::memory_order_relaxed);
     }
   }
@@ -130,6 +142,12 @@ class Team {
     CPU_ZERO(&set);
     CPU_SET(cpus_[rank], &set);
     pthread_setaffinity_np(pthread_self(), sizeof set, &set);
+  }
+
+  void end() {
+    job_ = nullptr;
+    start();
+    for (std::thread& thread : threads_) thread.join();
   }
 
   void start() {
@@ -147,7 +165,7 @@ class Team {
   }
 
   const int num_threads_;
-  const std::vector<int> cpus_;
+  std::vector<int> cpus_;
   cpu_set_t callers_cpus_;
   std::unique_ptr<Range[]> ranges_;
   alignas(128) std::atomic<int> arrived_{0};
