@@ -29,6 +29,7 @@ from tests.reference import embedded_gguf
 from tests.scheduling import Harness
 from worker_proc.batch import Batch, make_batch
 from worker_proc.computation import Computation, Outcome
+from worker_proc.drawing import Choices
 from worker_proc.engine import Engine
 from worker_proc.model_config import read_config
 from worker_proc.models import family_of
@@ -106,6 +107,9 @@ class Watched:
 
     def logits(self, rows: IntArray) -> torch.Tensor:
         return self._inner.logits(rows)
+
+    def draw(self, logits: torch.Tensor, choices: Choices) -> IntArray:
+        return self._inner.draw(logits, choices)
 
     def pool(self) -> tuple[torch.Tensor, torch.Tensor]:
         return self._inner.pool()
