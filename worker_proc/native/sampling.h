@@ -5,8 +5,8 @@
 // - Equal weights are ranked by id, lowest first.
 // - A row of anything, NaN included, ends with an id of the vocabulary.
 //
-// Nothing is sorted: positive floats are ordered as their bits are, so that where a filter cuts is found by counting weights in
-// buckets of equal leading bits, and what shares the cut's bucket once more by the bits that follow.
+// Nothing is sorted: positive floats are ordered as their bits are, so that where a filter cuts is found by halving a range of
+// bits, weighing up at each turn what lies above its middle.
 #pragma once
 
 #include <algorithm>
@@ -24,6 +24,11 @@ struct Choice {
   double top_p;
   float min_p;
   double point;
+};
+
+struct Size {
+  int64_t count;
+  double sum;
 };
 
 // The weights of a row that may still be drawn: exp((logit - largest) / temperature), in order of id.
@@ -62,27 +67,35 @@ class Candidates {
     return true;
   }
 
-  // visit(place, weight), in order, for the weights whose bits are within [low, high].
-  template <class Visit>
-  void each(uint32_t low, uint32_t high, Visit&& visit) const {
+  // How many weigh `least` or more, and, if it is asked for, their sum.
+  template <bool kSum>
+  Size from(float least) const {
+    Ints counts = {};
+    Doubles low = {}, high = {}, bound = double(least) - Doubles{};
     for (int64_t i = 0; i < count_; i += kLanes) {
-      Ints words = load<Ints>(&weights_[i]);
-      for (uint32_t found = lanes_of((words >= int32_t(low)) & (words <= int32_t(high))); found != 0; found &= found - 1) {
-        int64_t place = i + __builtin_ctz(found);
-        visit(place, weights_[place]);
-      }
+      counts -= load<Floats>(&weights_[i]) >= splat(least);
+      if (!kSum) continue;
+      Doubles a = widened(&weights_[i]), b = widened(&weights_[i + kLanes / 2]);
+      low += (Doubles)((a >= bound) & (Longs)a);
+      high += (Doubles)((b >= bound) & (Longs)b);
     }
+    int64_t count = 0;
+    for (int lane = 0; lane < kLanes; lane++) count += counts[lane];
+    return {count, folded(low + high)};
   }
 
-  // Leaves those of more than `least` (bits of a weight), and the first `ties` of those equal to it.
-  void keep(uint32_t least, int64_t ties) {
+  // Leaves those above `least`, and the first `ties` of those equal to it.
+  void keep(float least, int64_t ties) {
     int64_t kept = 0;
-    // What is written lies before what is still to be visited, or in the register that was taken already.
-    each(least, kOne, [&](int64_t place, float weight) {
-      if (as_word(weight) == least && --ties < 0) return;
-      ids_[kept] = id(place);
-      weights_[kept++] = weight;
-    });
+    for (int64_t i = 0; i < count_; i += kLanes) {
+      // What is written lies before what is still to be read.
+      for (uint32_t found = lanes_of(load<Floats>(&weights_[i]) >= splat(least)); found != 0; found &= found - 1) {
+        int64_t place = i + __builtin_ctz(found);
+        if (weights_[place] == least && --ties < 0) continue;
+        ids_[kept] = id(place);
+        weights_[kept++] = weights_[place];
+      }
+    }
     std::fill(weights_.data() + kept, weights_.data() + padded(kept), 0.0f);
     count_ = kept;
     whole_ = false;
@@ -96,10 +109,7 @@ class Candidates {
       low += widened(&weights_[i]);
       high += widened(&weights_[i + kLanes / 2]);
     }
-    double lanes[kLanes / 2], total = 0;
-    store(lanes, low + high);
-    for (double lane : lanes) total += lane;
-    return total;
+    return folded(low + high);
   }
 
   double sum() const {
@@ -111,9 +121,15 @@ class Candidates {
   int64_t num_blocks() const { return divided_up(count_, kBlock); }
 
   static constexpr int64_t kBlock = 1024;
-  static constexpr uint32_t kOne = 0x3f800000, kLeast = 0x00800000;  // bits of 1 and of 2^-126: no weight lies between it and 0
+  static constexpr float kLeast = std::numeric_limits<float>::min();  // no weight lies between it and 0
 
  private:
+  static double folded(Doubles sums) {
+    double total = 0;
+    for (int lane = 0; lane < kLanes / 2; lane++) total += sums[lane];
+    return total;
+  }
+
   static int64_t padded(int64_t count) { return divided_up(count, kLanes) * kLanes; }
 
   Buffer<float> weights_;  // zero from `count_` to the register's end
@@ -122,66 +138,31 @@ class Candidates {
   bool whole_ = true;
 };
 
-// Where a filter cuts: at `count` weights, or at the weight with which the sum of the larger ones and itself reaches `sum`.
-struct Limit {
-  int64_t count;
-  double sum;
-};
-
-class Filter {
- public:
-  // Leaves the largest weights up to `limit`, and one at least.
-  void cut(Candidates& candidates, Limit limit) {
-    // Few weights are large: the rest is counted only where these are not enough.
-    constexpr uint32_t kFloors[] = {Candidates::kOne - (6u << 23), Candidates::kOne - (18u << 23), Candidates::kLeast};
-    constexpr int kShifts[] = {21, 10, 0};
-    bool found = false;
-    for (uint32_t floor : kFloors)
-      if (!found) found = descend(candidates, limit, {floor, Candidates::kOne, kShifts[0]}, true);
-    candidates.keep(found ? least_ : Candidates::kLeast, candidates.count());
-    for (int level = 1; found && level < 3; level++)
-      found = descend(candidates, limit, {least_, least_ + (1u << kShifts[level - 1]) - 1, kShifts[level]}, false);
-    if (!found) return;  // by rounding, a sum of all was less than the sum of its parts
-    double needed = std::min(double(limit.count - above_.count), std::ceil((limit.sum - above_.sum) / as_float(least_)));
-    candidates.keep(least_, std::max(int64_t(1), int64_t(std::min(needed, double(candidates.count())))));
-  }
-
- private:
-  struct Bucket {
-    double sum;
-    int64_t count;
-  };
-  struct Range {
-    uint32_t low, high;  // bits of weights, both within
-    int shift;           // a bucket holds 2^shift of them
-  };
-
-  // Finds the bucket in which the limit is reached: its lowest bits to `least_`, what lies above it to `above_`.
-  bool descend(const Candidates& candidates, Limit limit, Range range, bool from_top) {
-    int64_t count = int64_t((range.high - range.low) >> range.shift) + 1;
-    buckets_.assign(count);
-    candidates.each(range.low, range.high, [&](int64_t, float weight) {
-      Bucket& bucket = buckets_[(as_word(weight) - range.low) >> range.shift];
-      bucket.sum += weight;
-      bucket.count++;
-    });
-    Bucket above = from_top ? Bucket{} : above_;
-    for (int64_t i = count - 1; i >= 0; i--) {
-      Bucket reached = {above.sum + buckets_[i].sum, above.count + buckets_[i].count};
-      if (buckets_[i].count > 0 && (reached.count >= limit.count || reached.sum >= limit.sum)) {
-        least_ = range.low + (uint32_t(i) << range.shift);
-        above_ = above;
-        return true;
-      }
-      above = reached;
+// Leaves the largest candidates: `limit` of them or, by sum, as many as it takes for their sum to reach `limit`.
+template <bool kSum>
+void cut(Candidates& candidates, double limit) {
+  auto measure = [](Size size) { return kSum ? size.sum : double(size.count); };
+  // What weighs `low` or more is enough, what weighs `high` or more is not: that is `above`.
+  uint32_t low = as_word(Candidates::kLeast), high = as_word(1.0f) + 1;
+  double above = 0;
+  // Few weights are large, and seldom are many needed: down from the top in growing strides, then by halves.
+  uint32_t stride = 6u << 23;
+  for (bool reached = false; high - low > 1;) {
+    uint32_t middle = reached || high - low <= stride ? low + (high - low) / 2 : high - stride;
+    stride = std::min(2 * stride, 96u << 23);
+    Size size = candidates.from<kSum>(as_float(middle));
+    if (measure(size) < limit) {
+      high = middle;
+      above = measure(size);
+      continue;
     }
-    return false;
+    low = middle;
+    reached = true;
+    if (2 * size.count <= candidates.count()) candidates.keep(as_float(low), size.count);
   }
-
-  Buffer<Bucket> buckets_;
-  Bucket above_ = {};
-  uint32_t least_ = 0;
-};
+  double ties = kSum ? std::ceil((limit - above) / as_float(low)) : limit - above;
+  candidates.keep(as_float(low), int64_t(std::clamp(ties, 1.0, double(candidates.count()))));
+}
 
 // What a thread draws with.
 class alignas(128) Drawer {
@@ -192,11 +173,10 @@ class alignas(128) Drawer {
   }
 
   int32_t draw(const float* logits, int64_t vocab_size, const Choice& choice) {
-    constexpr double kNoSum = std::numeric_limits<double>::infinity();
     if (!candidates_.weigh(logits, vocab_size, choice.temperature)) return 0;
-    if (choice.top_k < vocab_size) filter_.cut(candidates_, {choice.top_k, kNoSum});
-    if (choice.top_p < 1) filter_.cut(candidates_, {vocab_size, choice.top_p * candidates_.sum()});
-    if (choice.min_p > 0) candidates_.keep(std::max(as_word(choice.min_p), Candidates::kLeast), vocab_size);
+    if (choice.top_k < vocab_size) cut<false>(candidates_, double(choice.top_k));
+    if (choice.top_p < 1) cut<true>(candidates_, choice.top_p * candidates_.sum());
+    if (choice.min_p > 0) candidates_.keep(std::max(choice.min_p, Candidates::kLeast), vocab_size);
     return pick(choice.point);
   }
 
@@ -222,7 +202,6 @@ class alignas(128) Drawer {
   }
 
   Candidates candidates_;
-  Filter filter_;
   Buffer<double> sums_;  // [blocks]
 };
 

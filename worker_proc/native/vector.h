@@ -23,7 +23,8 @@ constexpr int kLanes = TANDEM_VECTOR_BYTES / 4;  // words of a register
 using Floats = float __attribute__((vector_size(TANDEM_VECTOR_BYTES)));
 using Words = uint32_t __attribute__((vector_size(TANDEM_VECTOR_BYTES)));
 using Ints = int32_t __attribute__((vector_size(TANDEM_VECTOR_BYTES)));
-using Doubles = double __attribute__((vector_size(TANDEM_VECTOR_BYTES)));  // half as many lanes
+using Doubles = double __attribute__((vector_size(TANDEM_VECTOR_BYTES)));  // half as many lanes, as is
+using Longs = int64_t __attribute__((vector_size(TANDEM_VECTOR_BYTES)));
 
 template <class Vector>
 Vector load(const void* from) {
