@@ -7,6 +7,7 @@ import logging
 import shlex
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from runtime.progress import LoadingBars
 from runtime.server import Server
 
 ASK = Path(__file__).resolve().parent / "examples" / "ask.py"
+DEATH_NEWS_S = 3.0
+"""How long the supervisor may take to tell why a connection was lost."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -38,10 +41,13 @@ def serve(config: Config) -> None:
     """Returns once somebody has asked for the end and all is gone; raises why it ended else."""
     server: Server | None = None
 
-    def stop(*_: object) -> None:
+    def stop(number: int, _: object) -> None:
         if server is None:
             raise KeyboardInterrupt  # while the model is looked up, or downloaded
-        server.supervisor.ask_to_stop()
+        if number == signal.SIGTERM and not server.supervisor.is_draining:
+            server.supervisor.ask_to_drain()
+        else:
+            server.supervisor.ask_to_stop()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
@@ -54,13 +60,54 @@ def serve(config: Config) -> None:
         if server is not None and server.supervisor.was_asked_to_stop:
             return
         raise
-    _say(f"serving at {server.endpoint}")
-    question = [sys.executable, str(ASK), "--endpoint", server.endpoint, "What is the sun?"]
-    _say(f"try it: {shlex.join(question)}")
+    _tell_where(server)
+    if config.server.shell:
+        _chat(server)
     while not server.supervisor.wait(3600):
         pass
     if server.supervisor.error is not None:
         raise server.supervisor.error
+
+
+def _tell_where(server: Server) -> None:
+    _say(f"serving at {server.endpoint}")
+    question = [sys.executable, str(ASK), "--endpoint", server.endpoint, "What is the sun?"]
+    _say(f"try it: {shlex.join(question)}")
+    if (url := server.http_url) is not None:
+        _say(f"HTTP at {url}")
+
+
+def _chat(server: Server) -> None:
+    """Chat in this terminal; leaving it asks for the server's end."""
+    from runtime.shell import run_shell  # a server without a shell needs none of it
+
+    interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
+    ended = threading.Event()
+
+    def wake() -> None:
+        """The server's end must reach a terminal that waits for a line."""
+        server.supervisor.wait()
+        if not ended.is_set():
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGHUP)
+
+    signal.signal(signal.SIGHUP, _leave_shell)
+    threading.Thread(target=wake, name="end of the server", daemon=True).start()
+    try:
+        run_shell(server.endpoint, _say)
+    except EOFError:
+        pass
+    except TandemError:
+        if server.supervisor.failure(DEATH_NEWS_S) is None:
+            raise
+    finally:
+        ended.set()
+        signal.signal(signal.SIGINT, interrupt)
+        server.supervisor.ask_to_stop()
+
+
+def _leave_shell(*_: object) -> None:
+    """As if the user had left: the terminal is gone, or the server is."""
+    raise EOFError
 
 
 def _say(line: str) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import weakref
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, Literal, Self, TypeAlias, TypeVar, overload
 
 import numpy as np
@@ -50,11 +50,10 @@ class Stream:
     ) -> None:
         self.request = request
         self._sampling = sampling
-        self._num_running = sampling.n
-        """Outputs that have not ended."""
+        self._num_left = sampling.n
+        """Outputs whose last chunk was not taken yet."""
         self._connection = connection
         self._mailbox = mailbox
-        self._is_done = False
         self._is_left = False
         loop = asyncio.get_running_loop()
         weakref.finalize(self, _abandon, loop, connection, request).atexit = False
@@ -70,24 +69,34 @@ class Stream:
         """Everything, once it has ended."""
         return completion_of([chunk async for chunk in self], self._sampling)
 
-    async def _chunks(self) -> AsyncIterator[Chunk]:
+    async def batches(self) -> AsyncGenerator[list[Chunk], None]:
+        """The same chunks, all that have come since the last batch at once."""
         if self._is_left:
             raise RequestAborted("the stream was left before its end, which ended its request")
         try:
-            while not self._is_done:
+            while self._num_left:
                 try:
-                    chunk = await self._mailbox.take()
+                    batch = await self._mailbox.take()
                 except TandemError:
-                    self._is_done = True
+                    self._num_left = 0
                     raise
-                self._num_running -= chunk.finish_reason is not None
-                self._is_done = not self._num_running
-                if self._mailbox.num_taken >= CREDIT // 2 and not self._is_done:
+                self._num_left -= sum(chunk.finish_reason is not None for chunk in batch)
+                if self._mailbox.num_taken >= CREDIT // 2 and self._num_left:
                     await self._connection.grant(self.request)
-                yield chunk
+                yield batch
         finally:
-            self._is_left = not self._is_done
-            await self._connection.leave(self.request, is_done=self._is_done)
+            await self.leave()
+
+    async def leave(self) -> None:
+        """End the request, if it still runs: nobody listens to it any more."""
+        self._is_left = self._num_left > 0
+        await self._connection.leave(self.request, is_done=not self._is_left)
+
+    async def _chunks(self) -> AsyncIterator[Chunk]:
+        async with contextlib.aclosing(self.batches()) as batches:
+            async for batch in batches:
+                for chunk in batch:
+                    yield chunk
 
 
 def _abandon(loop: asyncio.AbstractEventLoop, connection: Connection, request: int) -> None:
@@ -197,6 +206,30 @@ class AsyncClient:
         chat = {"messages": list(messages), **template}
         return self._generate(stream, sampling, timeout_s, priority, chat=chat)
 
+    async def submit(
+        self, prompt: Prompt | None = None, sampling: SamplingParams | None = None, *,
+        chat: Json | None = None, deltas: bool = True,
+        timeout_s: float | None = None, priority: int = 0,
+    ) -> Stream:  # fmt: skip
+        """`generate`, or `chat` with {"messages": …, and what else the template is given}, as a
+        Stream in any case; without `deltas` one chunk brings all of an output.
+        """
+        connection = self._least_busy()
+        number = next(self._numbers)
+        is_ids = chat is None and not isinstance(prompt, str)
+        message = Generate(
+            request=number,
+            text=prompt if isinstance(prompt, str) else None,
+            token_ids=as_ids(prompt) if is_ids else None,
+            chat=chat,
+            sampling=self._checked(sampling),
+            stream=deltas,
+            timeout_s=timeout_s,
+            priority=priority,
+        )
+        mailbox = await connection.start(number, message)
+        return Stream(connection, number, mailbox, message.sampling)
+
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The token ids of a text, as `generate` would compute them."""
         reply = await self._ask(
@@ -208,7 +241,7 @@ class AsyncClient:
         ids: list[int] = reply.token_ids.tolist()
         return ids
 
-    async def tokenize_chat(self, messages: Sequence[Json], **template: Any) -> Tokenized:
+    async def tokenize_chat(self, messages: Sequence[Json], /, **template: Any) -> Tokenized:
         """The prompt that `chat` would send: its token_ids (int32) and its text."""
         chat = {"messages": list(messages), **template}
         return await self._ask(
@@ -241,8 +274,11 @@ class AsyncClient:
         reply = await self._ask(lambda n: FlushCache(request=RequestId(n)), Flushed)
         return reply.num_pages
 
-    async def health(self, timeout_s: float = 5.0) -> bool:
-        """Whether tokenizers and scheduler answer and steps move where there is work."""
+    async def health(self, timeout_s: float = 5.0, step_s: float | None = None) -> bool:
+        """Whether tokenizers and scheduler answer and steps move where there is work.
+
+        step_s: how long a step may take; as long as an answer unless given.
+        """
         try:
             async with asyncio.timeout(timeout_s):
                 stats, *_ = await asyncio.gather(
@@ -250,7 +286,11 @@ class AsyncClient:
                 )
         except (TandemError, TimeoutError):
             return False
-        return not stats["in_flight"] or stats["since_last_move_s"] < timeout_s
+        return not stats["in_flight"] or stats["since_last_move_s"] < (step_s or timeout_s)
+
+    async def lost(self) -> TandemError:
+        """Why this client is of no more use, once it is."""
+        return await self._connections[0].lost()
 
     # ---- inside ---------------------------------------------------------------------------
 
@@ -258,21 +298,9 @@ class AsyncClient:
         self, stream: bool, sampling: SamplingParams | None, timeout_s: float | None,
         priority: int, *, prompt: Prompt | None = None, chat: Json | None = None,
     ) -> Completion | Stream:  # fmt: skip
-        connection = self._least_busy()
-        number = next(self._numbers)
-        is_ids = chat is None and not isinstance(prompt, str)
-        message = Generate(
-            request=number,
-            text=prompt if isinstance(prompt, str) else None,
-            token_ids=as_ids(prompt) if is_ids else None,
-            chat=chat,
-            sampling=self._checked(sampling),
-            stream=stream,
-            timeout_s=timeout_s,
-            priority=priority,
+        news = await self.submit(
+            prompt, sampling, chat=chat, deltas=stream, timeout_s=timeout_s, priority=priority
         )
-        mailbox = await connection.start(number, message)
-        news = Stream(connection, number, mailbox, message.sampling)
         return news if stream else await news.whole()
 
     async def _ask(self, message_of: Callable[[int], object], reply: type[_T]) -> _T:

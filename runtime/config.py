@@ -20,6 +20,7 @@ import yaml
 from runtime.errors import ConfigError
 from runtime.options import (
     PARTS,
+    HttpOptions,
     ModelOptions,
     SchedulerOptions,
     ServerOptions,
@@ -27,7 +28,7 @@ from runtime.options import (
     all_options,
 )
 
-KERNELS = ("auto", "avx512bf16", "avx512", "avx2", "portable", "torch")
+KERNELS = ("auto", "avx512bf16", "avx512vnni", "avx512", "avx2", "portable", "torch")
 """auto: the fastest that the processor runs; torch also where no kernels can be built."""
 
 
@@ -39,6 +40,7 @@ class Config:
     scheduler: SchedulerOptions
     worker: WorkerOptions
     server: ServerOptions
+    http: HttpOptions
 
     def to_json(self) -> dict[str, dict[str, Any]]:
         """Plain values, by part; `Config.from_json` reads them back."""
@@ -215,7 +217,7 @@ class _Parser(argparse.ArgumentParser):
 def _parser(prog: str) -> argparse.ArgumentParser:
     parser = _Parser(
         prog=prog,
-        description="Start a Tandem server: tokenizer, scheduler and worker processes.",
+        description="Start a Tandem server: its HTTP, tokenizer, scheduler and worker processes.",
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )

@@ -39,19 +39,34 @@ class Mailbox:
     def __init__(self) -> None:
         self.num_taken = 0
         """Chunks taken since the server was last granted as many."""
-        self._news: asyncio.Queue[Chunk | TandemError] = asyncio.Queue()
+        self._waiting: list[Chunk] = []
+        self._error: TandemError | None = None
+        self._arrival = asyncio.Event()
+
+    def __len__(self) -> int:
+        """How many chunks were not taken yet."""
+        return len(self._waiting)
 
     def put(self, news: Chunk | TandemError) -> None:
         """The connection has news of the request."""
-        self._news.put_nowait(news)
-
-    async def take(self) -> Chunk:
-        """The next chunk; the error, if the request ended by one."""
-        news = await self._news.get()
         if isinstance(news, TandemError):
-            raise news
-        self.num_taken += 1
-        return news
+            self._error = self._error or news
+        else:
+            self._waiting.append(news)
+        self._arrival.set()
+
+    async def take(self) -> list[Chunk]:
+        """The chunks that have come, at least one; after them the error, if the request ended by
+        one.
+        """
+        while not self._waiting:
+            if self._error is not None:
+                raise self._error
+            self._arrival.clear()
+            await self._arrival.wait()
+        batch, self._waiting = self._waiting, []
+        self.num_taken += len(batch)
+        return batch
 
 
 class Connection:
@@ -61,6 +76,7 @@ class Connection:
         self.endpoint = endpoint
         self.broken: TandemError | None = None
         """Why it is of no more use."""
+        self._breaking = asyncio.Event()
         self._dealer = dealer
         self._mailboxes: dict[int, Mailbox] = {}
         self._answers: dict[int, asyncio.Future[Any]] = {}
@@ -81,6 +97,12 @@ class Connection:
             raise ConnectionLost(
                 f"no server answers at {self.endpoint} within {timeout_s:g} s: is it running?"
             ) from None
+
+    async def lost(self) -> TandemError:
+        """What broke the connection, once something has."""
+        await self._breaking.wait()
+        assert self.broken is not None
+        return self.broken
 
     @property
     def num_open(self) -> int:
@@ -166,6 +188,7 @@ class Connection:
     def _break(self, error: TandemError) -> None:
         """The connection is of no more use: end every call with `error`."""
         self.broken = self.broken or error
+        self._breaking.set()
         for mailbox in list(self._mailboxes.values()):
             mailbox.put(error)
         for answer in (*self._answers.values(), self._welcomed):

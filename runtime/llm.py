@@ -7,6 +7,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import fields
 from functools import partial
 from numbers import Integral
 from typing import Any, NamedTuple, Self, TypeVar, cast
@@ -16,7 +17,8 @@ from tqdm.auto import tqdm
 from runtime.client import Prompt
 from runtime.completion import Choice, Completion
 from runtime.config import from_options
-from runtime.errors import ConnectionLost, ProcessDied, RequestError, TandemError
+from runtime.errors import ConfigError, ConnectionLost, ProcessDied, RequestError, TandemError
+from runtime.options import HttpOptions
 from runtime.progress import LoadingBars
 from runtime.sampling import SamplingParams
 from runtime.server import Server
@@ -27,6 +29,7 @@ _T = TypeVar("_T")
 
 MAX_OPEN_CALLS = 1024
 """Calls of one `generate` that are open at once; the others follow as these end."""
+HTTP_NAMES = [field.name for field in fields(HttpOptions)]
 DEATH_NEWS_S = 3.0
 """How long the supervisor may take to tell which process a lost connection is due to."""
 
@@ -118,11 +121,14 @@ class LLM:
         """Start the processes; returns when they are ready.
 
         options: as on the command line of launch.py, with underscores (docs/options.md). verbose:
-        show the ready lines.
+        show the ready lines. HTTP is served only if one of its options is given (http_port=0).
         Raises ConfigError for an unknown or bad option, ModelNotFound, ProcessDied.
         """
         options.setdefault("log_level", "warning")
+        options.setdefault("http", any(name in options for name in HTTP_NAMES))
         config = from_options({"model": model, **options})
+        if config.server.shell:
+            raise ConfigError("shell is True: only launch.py has one (python launch.py --shell)")
         show: Callable[[str], None] = _print if verbose else lambda line: None
         server = Server(
             config,
@@ -199,6 +205,11 @@ class LLM:
     def endpoint(self) -> str:
         """Where a Client can connect to the same server while it lives."""
         return self._session.server.endpoint
+
+    @property
+    def http_url(self) -> str | None:
+        """Where HTTP clients can connect while it lives; None if HTTP is off."""
+        return self._session.server.http_url
 
     @property
     def pids(self) -> dict[str, int]:

@@ -504,3 +504,30 @@ class Shutdown:
     """End now. `reason`: what to tell whoever still waits; None for an orderly stop."""
 
     reason: str | None
+
+
+@CODEC.register(107)
+@message
+class Drain:
+    """Supervisor → a front end: take no new request; answer Drained once none is left.
+
+    timeout_s: what still runs this long from now is to be ended with an error.
+    """
+
+    timeout_s: float
+
+
+@CODEC.register(108)
+@message
+class Drained:
+    """A front end → supervisor: no request of its users is left."""
+
+
+@CODEC.register(109)
+@message
+class Silent:
+    """Supervisor → the front ends: which processes have not been heard for some seconds, whenever
+    that changes.
+    """
+
+    names: tuple[str, ...]

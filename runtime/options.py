@@ -49,6 +49,13 @@ class ModelOptions:
         " it fast, else float32",
         choices=("auto", "float32", "bfloat16"),
     )
+    quantization: str = option(
+        "auto",
+        "bits of matrices: int8 keeps 8 or fewer of every one and computes with 8-bit activations;"
+        " none has all in the dtype; auto does with a GGUF file's Q8_0, Q4_0, Q4_1 and Q4_K as int8"
+        " does unless dtype is float32, and else as none",
+        choices=("auto", "none", "int8"),
+    )
     generation_config: str = option(
         "auto",
         "auto takes defaults for sampling, and what ends an output, from the model's"
@@ -136,6 +143,34 @@ class ServerOptions:
     log_level: str = option(
         "info", "what reaches standard error", choices=("debug", "info", "warning", "error")
     )
+    shell: bool = option(
+        False, "launch.py only: chat with the model in this terminal; leaving ends the server"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpOptions:
+    """The OpenAI-compatible HTTP front end."""
+
+    http: bool = option(
+        True, "serve HTTP too; an LLM in a script does so only where an option of HTTP is given"
+    )
+    http_host: str = option("127.0.0.1", "address or name of this machine that HTTP listens at")
+    http_port: int | None = option(
+        None,
+        "port of HTTP, 0 for any free one; by default 8000, or any free one where that is taken",
+        least=0,
+        most=65535,
+    )
+    api_key: str | None = option(
+        None, "what HTTP clients must send as 'Authorization: Bearer KEY'; by default nothing"
+    )
+    drain_timeout: float = option(
+        30.0,
+        "after SIGTERM, how long HTTP requests that run may take to end",
+        least=0,
+        unit="seconds",
+    )
 
 
 PARTS: dict[str, type] = {
@@ -143,6 +178,7 @@ PARTS: dict[str, type] = {
     "scheduler": SchedulerOptions,
     "worker": WorkerOptions,
     "server": ServerOptions,
+    "http": HttpOptions,
 }
 
 

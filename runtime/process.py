@@ -20,7 +20,16 @@ from typing import Any, NoReturn
 
 from runtime.errors import ProtocolError, TandemError, UserError
 from runtime.instance import Instance
-from runtime.messages import Begin, Fatal, Heartbeat, Loaded, Progress, Ready, Shutdown
+from runtime.messages import (
+    Begin,
+    Drained,
+    Fatal,
+    Heartbeat,
+    Loaded,
+    Progress,
+    Ready,
+    Shutdown,
+)
 from runtime.transport import Duplex, Poller, Transport, remove_socket_file
 from runtime.types import Epoch
 
@@ -29,6 +38,8 @@ EXIT_GRACE_S = 2.0
 """How long the main thread may take to end by itself once a shutdown has come."""
 ENDPOINT_FILE = "endpoint"
 """In the instance's folder: where clients connect, once the tokenizer listens there."""
+HTTP_FILE = "http"
+"""The same for HTTP clients: the URL, once there is one."""
 _STDIN = 0
 
 
@@ -81,10 +92,16 @@ class Process:
         """Say that work may come; `text` is the process's ready line."""
         self.control.send(Ready(text=text))
 
-    def check_control(self) -> None:
-        """Raise Stopped if the supervisor has asked for it."""
-        for message in self.control.drain():
+    def check_control(self) -> list[Any]:
+        """What the supervisor has sent since; raises Stopped if it wants this process to end."""
+        news = list(self.control.drain())
+        for message in news:
             _stop_if_asked(message)
+        return news
+
+    def drained(self) -> None:
+        """Answer Drain: no request is left."""
+        self.control.send(Drained())
 
     def fail(self, kind: str, text: str) -> None:
         """Give the supervisor this process's last words."""

@@ -17,7 +17,7 @@ from runtime.errors import ConfigError
 from runtime.instance import Instance
 from runtime.messages import Begin, Progress
 from runtime.models import find_model, find_tokenizer
-from runtime.process import ENDPOINT_FILE
+from runtime.process import ENDPOINT_FILE, HTTP_FILE
 from runtime.supervisor import Command, Supervisor
 from runtime.transport import check_endpoint
 
@@ -38,6 +38,8 @@ class Server:
         """Look the model up and lay out the instance; nothing runs yet."""
         if config.server.endpoint is not None:
             check_endpoint(config.server.endpoint)
+        if config.http.api_key is not None and not config.http.api_key.strip():
+            raise ConfigError("api_key is empty: give one, or leave it out to ask for none")
         model = find_model(config.model)
         tokenizer = find_tokenizer(config.model, model)
         self.instance = Instance(
@@ -74,6 +76,12 @@ class Server:
         return file.read_text() if file.exists() else self.instance.endpoint
 
     @property
+    def http_url(self) -> str | None:
+        """Where HTTP clients connect; None if HTTP is off."""
+        file = self.instance.folder / HTTP_FILE
+        return file.read_text() if file.exists() else None
+
+    @property
     def supervisor(self) -> Supervisor:
         return self._supervisor
 
@@ -103,6 +111,7 @@ def _commands(config: Config) -> list[Command]:
             for index in range(config.server.num_tokenizers)
         ),
         Command(name="scheduler", module="scheduler_proc"),
+        *([Command(name="http", module="http_proc", is_front=True)] if config.http.http else []),
     ]
 
 

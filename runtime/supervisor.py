@@ -25,7 +25,18 @@ from typing import IO
 from runtime.config import child_environment
 from runtime.errors import ConfigError, PeerError, ProcessDied, ProtocolError, TandemError
 from runtime.instance import Instance
-from runtime.messages import Begin, Fatal, Heartbeat, Loaded, Progress, Ready, Shutdown
+from runtime.messages import (
+    Begin,
+    Drain,
+    Drained,
+    Fatal,
+    Heartbeat,
+    Loaded,
+    Progress,
+    Ready,
+    Shutdown,
+    Silent,
+)
 from runtime.transport import Poller, Router, SequenceCheck, Transport, remove_socket_file
 
 _LOG = logging.getLogger(__name__)
@@ -35,6 +46,10 @@ STOP_GRACE_S = 2.5
 """From the Shutdown message to SIGKILL."""
 HEARTBEAT_LIMIT_S = 30.0
 """A process whose I/O thread is silent for this long is taken for dead."""
+SILENT_S = 3.0
+"""After this long the front ends are told that it is silent."""
+DRAIN_GRACE_S = 2.0
+"""How long a front end may take to end its last requests once drain_timeout is over."""
 EXIT_WAIT_S = 0.5
 """How long the last words of a process that exited by itself may still be on their way."""
 LAST_WORDS_LINES = 40
@@ -42,11 +57,15 @@ LAST_WORDS_LINES = 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """One process to start: `python -m module --instance FOLDER arguments`."""
+    """One process to start: `python -m module --instance FOLDER arguments`.
+
+    is_front: it has users of its own, so it is told to drain, and which processes are silent.
+    """
 
     name: str
     module: str
     arguments: tuple[str, ...] = ()
+    is_front: bool = False
 
 
 class _Child:
@@ -54,6 +73,8 @@ class _Child:
 
     def __init__(self, command: Command, instance: Instance, echo: Callable[[str], None]) -> None:
         self.name = command.name
+        self.is_front = command.is_front
+        self.is_drained = False
         self.loaded: Loaded | None = None
         self.ready: str | None = None
         self.fatal: Fatal | None = None
@@ -141,6 +162,9 @@ class Supervisor:
         self._peers: dict[str, bytes] = {}
         self._begin: Begin | None = None
         self._stop_asked = threading.Event()
+        self._drain_asked = threading.Event()
+        self._drain_end_s: float | None = None
+        self._silent: tuple[str, ...] = ()
         self._up = threading.Event()
         self._ending = threading.Event()
         self._over = threading.Event()
@@ -172,10 +196,19 @@ class Supervisor:
         """`stop` without waiting: safe in a signal handler."""
         self._stop_asked.set()
 
+    def ask_to_drain(self) -> None:
+        """`ask_to_stop` once the front ends' requests have ended, or drain_timeout is over."""
+        self._drain_asked.set()
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether `ask_to_drain` was called."""
+        return self._drain_asked.is_set()
+
     @property
     def was_asked_to_stop(self) -> bool:
         """Whether the server ends because somebody wants it to."""
-        return self._stop_asked.is_set() and self.error is None
+        return (self._stop_asked.is_set() or self.is_draining) and self.error is None
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until the server has ended; whether it has."""
@@ -222,11 +255,12 @@ class Supervisor:
             self._children.append(_Child(command, self._instance, self._echo))
         poller = Poller(router)
         then = time.monotonic()
-        while not self._stop_asked.is_set():
+        while not (self._stop_asked.is_set() or self._has_drained(router)):
             poller.wait(TICK_S)
             self._receive(router)
             now = time.monotonic()
             self._look_for_deaths(router, stood_still_s=max(0.0, now - then - 1.0))
+            self._tell_who_is_silent(router)
             then = now
             if not self._up.is_set():
                 self._start_up(router)
@@ -258,6 +292,8 @@ class Supervisor:
             child.ready = message.text
         elif isinstance(message, Fatal):
             child.fatal = message
+        elif isinstance(message, Drained):
+            child.is_drained = True
         elif not isinstance(message, Heartbeat):
             raise ProtocolError(f"{child.name} sent a {type(message).__name__} to the supervisor")
 
@@ -276,6 +312,32 @@ class Supervisor:
                 child.kill()
                 raise ProcessDied(f"{child.name} was silent for {HEARTBEAT_LIMIT_S:g} s")
             raise self._obituary(child, router)
+
+    def _tell_who_is_silent(self, router: Router) -> None:
+        """Let the front ends know, whenever it changes."""
+        heard_s = time.monotonic() - SILENT_S
+        silent = tuple(c.name for c in self._children if c.last_heard_s < heard_s)
+        if silent != self._silent and self._up.is_set():
+            self._silent = silent
+            self._tell_fronts(router, Silent(names=silent))
+
+    def _has_drained(self, router: Router) -> bool:
+        """Whether a drain was asked for and is over; begins it where it is new."""
+        if not self._drain_asked.is_set():
+            return False
+        if not self._up.is_set():
+            return True
+        if self._drain_end_s is None:
+            timeout_s = self._instance.config.http.drain_timeout
+            self._drain_end_s = time.monotonic() + timeout_s + DRAIN_GRACE_S
+            self._tell_fronts(router, Drain(timeout_s=timeout_s))
+        is_late = time.monotonic() > self._drain_end_s
+        return is_late or all(c.is_drained for c in self._children if c.is_front)
+
+    def _tell_fronts(self, router: Router, message: object) -> None:
+        for child in self._children:
+            if child.is_front:
+                router.send(self._peers[child.name], message)
 
     def _obituary(self, child: _Child, router: Router) -> TandemError:
         """How it ended, in its own words if it had the time for any."""

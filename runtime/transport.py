@@ -80,6 +80,10 @@ class Socket:
     def __init__(self, raw: "zmq.Socket[bytes]") -> None:
         self.raw = raw
 
+    def fileno(self) -> int:
+        """What an event loop may watch: readable at each change, so drain the socket to its end."""
+        return int(self.raw.getsockopt(zmq.FD))
+
     def close(self) -> None:
         self.raw.close()
 

@@ -1,9 +1,13 @@
 """Fakes and helpers that tests of several rooms share: waiting, raw peers, simulated servers."""
 
+import contextlib
+import http.client
+import json
 import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -12,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import tokenizers
 import zmq
@@ -120,7 +125,9 @@ def wait_until_gone(folder: Path) -> None:
 
 
 def folder_of(pid: int) -> Path | None:
-    """The instance folder of the server that process `pid` started, once it has all processes."""
+    """The instance folder of the server that process `pid` started, once it has its three processes
+    (without HTTP).
+    """
     folders = [
         match[1]
         for child, line in command_lines()
@@ -139,8 +146,11 @@ def parent_of(pid: int) -> int | None:
 
 @contextmanager
 def simulated_server(*worker: str, **options: Any) -> Iterator[Server]:
-    """A running server whose worker is simulated: `worker` are its arguments, by default ECHO."""
-    config = from_options({"simulated": shlex.join(worker or ECHO), **options})
+    """A running server whose worker is simulated: `worker` are its arguments, by default ECHO.
+
+    HTTP is off unless `options` turn it on.
+    """
+    config = from_options({"simulated": shlex.join(worker or ECHO), "http": False, **options})
     server = Server(config, echo=lambda line: None)
     try:
         server.start()
@@ -220,9 +230,68 @@ sys.exit(launch.main(["--simulated", *sys.argv[1:]]))
 
 
 def launch(worker: tuple[str, ...] = ECHO, *options: str, **env: str) -> Script:
-    """launch.py with a simulated worker."""
-    return Script(LAUNCH, " ".join(worker), *options, **env)
+    """launch.py with a simulated worker; HTTP is off unless `options` say where it listens."""
+    http = () if "--http-port" in options else ("--no-http",)
+    return Script(LAUNCH, " ".join(worker), *http, *options, **env)
 
 
 def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
+
+
+# ---- HTTP -------------------------------------------------------------------------------------
+
+
+class HttpPeer:
+    """A raw HTTP connection, which reads only when told to."""
+
+    def __init__(self, url: str, receive_buffer: int | None = None) -> None:
+        address = urlsplit(url)
+        self._socket = socket.socket()
+        if receive_buffer is not None:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        self._socket.settimeout(20)
+        self._socket.connect((address.hostname, address.port))
+        self._text = b""
+
+    def __enter__(self) -> "HttpPeer":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._socket.close()
+
+    def post(self, path: str, body: object, **headers: str) -> None:
+        """Send a request: `body` as JSON, or as it is if it is bytes."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        given = {"host": "x", "content-type": "application/json", "content-length": str(len(data))}
+        lines = [f"POST {path} HTTP/1.1"]
+        lines += [f"{k.replace('_', '-')}: {v}" for k, v in (given | headers).items()]
+        self.send("\r\n".join([*lines, "", ""]).encode() + data)
+
+    def send(self, data: bytes) -> None:
+        self._socket.sendall(data)
+
+    def until(self, mark: bytes) -> bytes:
+        """What comes up to and with `mark`; AssertionError if the connection ends before."""
+        while mark not in self._text:
+            data = self._socket.recv(65536)
+            assert data, f"no {mark!r} in {self._text[-1000:]!r}"
+            self._text += data
+        got, _, self._text = self._text.partition(mark)
+        return got + mark
+
+    def rest(self) -> bytes:
+        """Everything up to the end of the connection."""
+        while data := self._socket.recv(65536):
+            self._text += data
+        return self._text
+
+
+def get(url: str) -> tuple[int, Any]:
+    """The status of a GET and its JSON."""
+    address = urlsplit(url)
+    connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=20)
+    with contextlib.closing(connection):
+        connection.request("GET", address.path)
+        response = connection.getresponse()
+        return response.status, json.loads(response.read())

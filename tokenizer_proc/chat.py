@@ -29,7 +29,9 @@ MAX_CHARS = 16 * 2**20
 
 #: What transformers' apply_chat_template takes beside the template's own variables; none of it may
 #: be dropped silently.
-_REFUSED = ("chat_template", "continue_final_message", "tokenize", "return_dict")
+_REFUSED = ("chat_template", "tokenize", "return_dict")
+#: Put behind a final message that the answer continues: where the template leaves it, that ends.
+_MARK = "\ue0f5\ue0f6\ue0f5"
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -52,6 +54,7 @@ class ChatTemplate:
         if self._fault is not None:
             raise RequestError(self._fault)
         given = _checked(chat)
+        continues = _is_continued(given)
         variables = {"add_generation_prompt": True, "tools": None, "documents": None}
         pieces, num_chars = [], 0
         try:
@@ -64,7 +67,39 @@ class ChatTemplate:
             raise
         except Exception as e:  # The template's code may raise anything; it's this request's alone.
             raise RequestError(f"the chat template refused the chat: {_reason(e)}") from None
-        return "".join(pieces)
+        text = "".join(pieces)
+        return _up_to_mark(text) if continues else text
+
+
+def _is_continued(chat: Json) -> bool:
+    """Whether the answer goes on where the final message ends; then that gets its mark.
+
+    Takes continue_final_message out of `chat`, whose template doesn't know it.
+    """
+    continues = chat.pop("continue_final_message", False)
+    if not isinstance(continues, bool):
+        raise RequestError(f"continue_final_message is {continues!r:.80}: it takes true or false")
+    if not continues:
+        return False
+    final = chat["messages"][-1]
+    if final["role"] != "assistant" or not final.get("content"):
+        raise RequestError(
+            "continue_final_message needs a final message of the role 'assistant' with a text: it"
+            f" is {final['role'][:40]!r}"
+        )
+    if chat.setdefault("add_generation_prompt", False):
+        raise RequestError(
+            "add_generation_prompt and continue_final_message exclude each other: give one"
+        )
+    final["content"] += _MARK
+    return True
+
+
+def _up_to_mark(text: str) -> str:
+    before, mark, _ = text.rpartition(_MARK)
+    if not mark:
+        raise RequestError("this model's chat template can't continue a message: it drops its end")
+    return before
 
 
 def _reason(error: Exception) -> str:

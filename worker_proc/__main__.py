@@ -56,6 +56,7 @@ def real_worker(process: Process) -> Execute:
         files,
         dtype=config.model.dtype,
         load_format=config.model.load_format,
+        quantization=config.model.quantization,
         threads=config.worker.threads,
         progress=lambda fraction: process.progress(f"loading {files.name}", fraction),
     )

@@ -8,6 +8,8 @@ import json
 import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,10 +18,31 @@ from safetensors import SafetensorError, safe_open
 
 from runtime.errors import ConfigError, ModelNotFound
 
+KEPT_TYPES = ("Q8_0", "Q4_0", "Q4_1", "Q4_K")
+"""GGUF's types that products can be computed with as they are."""
+
 Shapes = Mapping[str, tuple[int, ...]]
 _INDEX = "model.safetensors.index.json"
 _SHOWN = 6
 _BLOCK = 1 << 20
+
+
+class Quantization(Enum):
+    """Which matrices have less than the dtype's bits in memory."""
+
+    NONE = "none"
+    KEPT = "kept"
+    """Those that a GGUF file has in one of KEPT_TYPES."""
+    INT8 = "int8"
+    """All: those as they are, others are rounded to 8 bits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocks:
+    """A matrix as a GGUF file has it. data: uint8 [rows, bytes of a row], perhaps a view of it."""
+
+    type_name: str
+    data: torch.Tensor
 
 
 class Checkpoint(Protocol):
@@ -31,6 +54,10 @@ class Checkpoint(Protocol):
 
     def tensor(self, name: str) -> torch.Tensor:
         """The weight `name`, in any float dtype; may be a view that lives as long as this does."""
+        ...
+
+    def blocks(self, name: str) -> Blocks | None:
+        """The matrix `name` as it is stored, where that is in blocks of one of KEPT_TYPES."""
         ...
 
 
@@ -55,6 +82,9 @@ class SafetensorsCheckpoint:
     def tensor(self, name: str) -> torch.Tensor:
         found: torch.Tensor = self._files[name].get_tensor(name)
         return found
+
+    def blocks(self, name: str) -> Blocks | None:
+        return None
 
 
 class DummyCheckpoint:
@@ -83,6 +113,9 @@ class DummyCheckpoint:
         rolled = self._block_bfloat16.roll(-start)
         return rolled.repeat(-(-size // _BLOCK))[:size].view(shape)
 
+    def blocks(self, name: str) -> Blocks | None:
+        return None
+
 
 class Weights:
     """One pass over a checkpoint, in a model's dtype; `progress` hears the fraction done."""
@@ -93,10 +126,12 @@ class Weights:
         expected: Shapes,
         dtype: torch.dtype,
         progress: Callable[[float], None],
+        quantization: Quantization = Quantization.NONE,
     ) -> None:
         """expected: every weight that will be asked for. Raises ConfigError as check_weights."""
         check_weights(checkpoint.shapes(), expected)
         self.dtype = dtype
+        self.quantization = quantization
         self._checkpoint = checkpoint
         self._expected = expected
         self._progress = progress
@@ -110,8 +145,21 @@ class Weights:
     def view(self, name: str) -> torch.Tensor:
         """The weight `name`, to be read once: in the checkpoint's own memory where it can be."""
         weight = self._checkpoint.tensor(name).to(self.dtype)
-        self._count(weight)
+        self._count(weight.numel())
         return weight
+
+    def blocks(self, names: Sequence[str]) -> list[Blocks] | None:
+        """Matrices as they are stored, to be read once; None unless all are, in one type, and such
+        may be computed with.
+        """
+        if self.quantization is Quantization.NONE:
+            return None
+        found = [blocks for name in names if (blocks := self._checkpoint.blocks(name))]
+        if len(found) < len(names) or len({blocks.type_name for blocks in found}) > 1:
+            return None
+        for name in names:
+            self._count(math.prod(self._expected[name]))
+        return found
 
     def take(self, name: str) -> torch.Tensor:
         """The weight `name`, own memory."""
@@ -124,11 +172,11 @@ class Weights:
         out = torch.empty((sum(rows), *shapes[0][1:]), dtype=self.dtype)
         for name, part in zip(names, torch.split(out, rows), strict=True):
             part.copy_(self._checkpoint.tensor(name))
-            self._count(part)
+            self._count(part.numel())
         return out
 
-    def _count(self, weight: torch.Tensor) -> None:
-        self._done += weight.numel()
+    def _count(self, size: int) -> None:
+        self._done += size
         self._progress(self._done / self._total)
 
 

@@ -14,7 +14,13 @@ from runtime.messages import StepPlan
 from runtime.types import IntArray
 from worker_proc.answer import NOTHING, Answer
 from worker_proc.batch import make_batch
-from worker_proc.checkpoint import Checkpoint, DummyCheckpoint, SafetensorsCheckpoint, Weights
+from worker_proc.checkpoint import (
+    Checkpoint,
+    DummyCheckpoint,
+    Quantization,
+    SafetensorsCheckpoint,
+    Weights,
+)
 from worker_proc.computation import Computation
 from worker_proc.gguf_checkpoint import GgufCheckpoint, read_gguf_config
 from worker_proc.kernels import native_kernels
@@ -51,10 +57,12 @@ class Engine:
         *,
         dtype: str = "auto",
         load_format: str = "auto",
+        quantization: str = "auto",
         threads: int | None = None,
         progress: Callable[[float], None] = lambda fraction: None,
     ) -> "Engine":
-        """The model in `files`; dtype, load_format and threads as in the options.
+        """The model in `files`; dtype, load_format, quantization and threads as in the
+        options.
 
         progress: hears the fraction of the weights that is loaded, from 0 to 1, after each weight.
         Raises ModelNotFound or ConfigError where the files are not a whole model of a known family.
@@ -64,7 +72,13 @@ class Engine:
         family = family_of(config)
         checkpoint = _checkpoint(files, gguf, config, family, load_format)
         computed = resolve_dtype(dtype, config.dtype)
-        weights = Weights(checkpoint, family.shapes(config), computed, progress)
+        weights = Weights(
+            checkpoint,
+            family.shapes(config),
+            computed,
+            progress,
+            _quantization(quantization, dtype),
+        )
         computation = _computation(config, family, weights, threads or len(physical_cores()))
         return cls(config, computation, computed)
 
@@ -156,9 +170,21 @@ def _computation(
         # The kernels have threads of their own: torch's would stand in their way.
         torch.set_num_threads(1)
         return NativeComputation(kernels, config, weights, cpus_for(num_threads), num_threads)
+    if weights.quantization is Quantization.INT8:
+        raise ConfigError(
+            "quantization is int8, which only the native kernels compute, and there are none (the"
+            " log says why; TANDEM_KERNELS chooses them): provide for them or choose none"
+        )
     torch.set_num_threads(num_threads)
     with torch.inference_mode():
         return TorchComputation(config, family.build(config, weights), weights.dtype)
+
+
+def _quantization(quantization: str, dtype: str) -> Quantization:
+    """What the options of these names ask for together."""
+    if quantization == "auto":
+        return Quantization.NONE if dtype == "float32" else Quantization.KEPT
+    return Quantization(quantization)
 
 
 def _checkpoint(

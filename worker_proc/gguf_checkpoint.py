@@ -1,9 +1,11 @@
-"""A model out of a GGUF file: its config from the metadata, its weights dequantized one at a time.
+"""A model out of a GGUF file: its config from the metadata, its weights one at a time, dequantized
+or in the blocks that they are stored in.
 
 llama.cpp stores the query and key rows of some architectures in another order (pairs of rope side
 by side); they are put back here, so the models know one order only.
 """
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +16,7 @@ from gguf.quants import dequantize
 
 from runtime.errors import ConfigError
 from runtime.gguf_file import GgufFile
-from worker_proc.checkpoint import Shapes
+from worker_proc.checkpoint import KEPT_TYPES, Blocks, Shapes
 from worker_proc.model_config import ModelConfig
 from worker_proc.rope import RopeScaling
 
@@ -55,12 +57,25 @@ class GgufCheckpoint:
         return {name: self._file.tensors[held].shape for name, held in self._names.items()}
 
     def tensor(self, name: str) -> torch.Tensor:
-        weight = torch.from_numpy(_dequantized(self._file, self._names[name]))
+        return self._ordered(name, torch.from_numpy(_dequantized(self._file, self._names[name])))
+
+    def blocks(self, name: str) -> Blocks | None:
+        tensor = self._file.tensors[self._names[name]]
+        if tensor.type_name not in KEPT_TYPES or len(tensor.shape) != 2:
+            return None
+        with warnings.catch_warnings():
+            # Torch can't mark a tensor read-only as the mapped file is; nobody writes to it.
+            warnings.simplefilter("ignore", UserWarning)
+            data = torch.from_numpy(tensor.data)
+        return Blocks(type_name=tensor.type_name, data=self._ordered(name, data))
+
+    def _ordered(self, name: str, rows: torch.Tensor) -> torch.Tensor:
+        """rows: [out_features, …] as the file has them."""
         if self._paired_rows and ".q_proj." in name:
-            return _unpaired(weight, self._config.num_heads)
+            return _unpaired(rows, self._config.num_heads)
         if self._paired_rows and ".k_proj." in name:
-            return _unpaired(weight, self._config.num_kv_heads)
-        return weight
+            return _unpaired(rows, self._config.num_kv_heads)
+        return rows
 
 
 def read_gguf_config(file: GgufFile) -> ModelConfig:

@@ -59,3 +59,11 @@ def test_greedy_tokens_equal_transformers_one_by_one(expected: list[Greedy]) -> 
     with LLM("SmolLM2-135M-Instruct", dtype="float32") as llm:
         outputs = [llm.generate([prompt], sampling)[0] for prompt in PROMPTS]
     assert_equal(outputs, expected)
+
+
+def test_int8_greedy_tokens_are_the_same_alone_and_in_a_batch() -> None:
+    sampling = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
+    with LLM("SmolLM2-135M-Instruct", quantization="int8", page_size=16) as llm:
+        together = [output["token_ids"] for output in llm.generate(PROMPTS, sampling)]
+        alone = [llm.generate([prompt], sampling)[0]["token_ids"] for prompt in PROMPTS]
+    assert together == alone

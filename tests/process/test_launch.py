@@ -26,16 +26,19 @@ from tests.small_tokenizers import smollm2_gguf
 
 
 def test_it_prints_a_ready_line_each_where_to_connect_and_a_line_to_paste(tmp_path: Path) -> None:
-    with launch() as program:
+    with launch(ECHO, "--http-port", "0") as program:
         endpoint = program.line("serving at ")
         command = shlex.split(program.line("try it: "))
+        program.line("HTTP at http://127.0.0.1:")
         starts = [line.partition(":")[0] for line in program.out]
         assert starts == [
             "worker-0 ready",
             "tokenizer-0 ready",
             "scheduler ready",
+            "http ready",
             "serving at ipc",
             "try it",
+            "HTTP at http",
         ]
         assert command[2:4] == ["--endpoint", endpoint]
         pasted = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
@@ -129,7 +132,7 @@ def test_a_reader_that_leaves_does_not_end_it(
 ) -> None:
     """As in `python launch.py | head -1`: the server died of its next line, with a stack."""
     code = f"import sys\nsys.argv[1:1] = [{' '.join(ECHO)!r}]\n{LAUNCH}"
-    run = [sys.executable, "-c", code, "--endpoint", "ipc://public.sock"]
+    run = [sys.executable, "-c", code, "--endpoint", "ipc://public.sock", "--no-http"]
     with subprocess.Popen(
         run, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
         env=child_environment(),
@@ -160,7 +163,7 @@ def test_the_real_worker_serves_and_ends() -> None:
     """The embedded model, from the command line to an answer; the only test here that loads it."""
     if smollm2_gguf() is None:
         pytest.skip("the embedded model is not installed")
-    run = [sys.executable, str(ROOT / "launch.py"), "--kv-memory-fraction", "0.05"]
+    run = [sys.executable, str(ROOT / "launch.py"), "--kv-memory-fraction", "0.05", "--no-http"]
     with Script("import os, sys; os.execv(sys.argv[1], sys.argv[1:])", *run) as program:
         folder = program.folder()
         command = shlex.split(program.line("try it: ", 120))

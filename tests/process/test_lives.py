@@ -224,7 +224,8 @@ runtime.server._commands = lambda *_: [
     Command(name="worker-0", module="tests.process.with_a_helper")
 ]
 server = Server(
-    from_options({}), on_progress=lambda name, news: print("helper", news.text, flush=True)
+    from_options({"http": False}),
+    on_progress=lambda name, news: print("helper", news.text, flush=True),
 )
 print("folder", server.instance.folder, flush=True)
 server.start()

@@ -338,7 +338,9 @@ def test_the_second_server_at_one_endpoint_fails_by_its_name(
     monkeypatch.chdir(tmp_path)
     endpoint = "tcp://127.0.0.1:0" if kind == "tcp" else "ipc://public.sock"
     first = simulated_server(endpoint=endpoint)
-    second = Server(from_options({"endpoint": first.endpoint, "simulated": shlex.join(ECHO)}))
+    second = Server(
+        from_options({"endpoint": first.endpoint, "simulated": shlex.join(ECHO), "http": False})
+    )
     with pytest.raises(ConfigError, match=f"can't listen at {first.endpoint}"):
         second.start()
     assert is_gone(second.instance.folder)
@@ -370,14 +372,14 @@ def test_a_long_tmpdir_is_passed_by(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_server_without_processes_can_be_started_and_stopped() -> None:
-    server = Server(from_options({"simulated": shlex.join(ECHO)}))
+    server = Server(from_options({"simulated": shlex.join(ECHO), "http": False}))
     server.stop()
     assert is_gone(server.instance.folder)
 
 
 def test_a_supervisor_that_cannot_listen_says_so(tmp_path: Path) -> None:
     """`start` waited for ever: the thread had failed before there was anything to end."""
-    server = Server(from_options({"simulated": shlex.join(ECHO)}))
+    server = Server(from_options({"simulated": shlex.join(ECHO), "http": False}))
     assert isinstance(server.supervisor, Supervisor)
     (server.instance.folder / "supervisor.sock").mkdir()
     with pytest.raises(ConfigError, match="can't listen at"):

@@ -37,7 +37,7 @@ class Variant:
 
     name: as TANDEM_KERNELS has it. needs: the processor's features, by their names in
     /proc/cpuinfo. vector_bytes: of a register. dot_bf16: whether pairs of bfloat16 are multiplied
-    as they are.
+    as they are. dot_int8: whether fours of 8-bit numbers are.
     """
 
     name: str
@@ -45,12 +45,14 @@ class Variant:
     flags: tuple[str, ...]
     vector_bytes: int
     dot_bf16: bool = False
+    dot_int8: bool = False
 
     def arguments(self) -> tuple[str, ...]:
         """What the compiler is told beside file names."""
         defines = (
             f"-DTANDEM_VECTOR_BYTES={self.vector_bytes}",
             f"-DTANDEM_DOT_BF16={int(self.dot_bf16)}",
+            f"-DTANDEM_DOT_INT8={int(self.dot_int8)}",
         )
         return (*_FLAGS, *self.flags, *defines)
 
@@ -58,10 +60,23 @@ class Variant:
 VARIANTS = (
     Variant(
         name="avx512bf16",
-        needs=_AVX512 | {"avx512_bf16"},
-        flags=("-march=x86-64-v4", "-mavx512bf16", "-mprefer-vector-width=512"),
+        needs=_AVX512 | {"avx512_bf16", "avx512_vnni"},
+        flags=(
+            "-march=x86-64-v4",
+            "-mavx512bf16",
+            "-mavx512vnni",
+            "-mprefer-vector-width=512",
+        ),
         vector_bytes=64,
         dot_bf16=True,
+        dot_int8=True,
+    ),
+    Variant(
+        name="avx512vnni",
+        needs=_AVX512 | {"avx512_vnni"},
+        flags=("-march=x86-64-v4", "-mavx512vnni", "-mprefer-vector-width=512"),
+        vector_bytes=64,
+        dot_int8=True,
     ),
     Variant(
         name="avx512",

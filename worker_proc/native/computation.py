@@ -1,6 +1,6 @@
 """A model computed whole by the native kernels (decoder.h): one call a step, from ids to tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,18 +9,20 @@ import torch
 from runtime.errors import InternalError
 from runtime.types import BoolArray, IntArray
 from worker_proc.batch import Batch
-from worker_proc.checkpoint import Weights
+from worker_proc.checkpoint import Quantization, Weights
 from worker_proc.computation import Outcome
 from worker_proc.drawing import Choices
 from worker_proc.kernels import Kernels
 from worker_proc.model_config import ModelConfig
-from worker_proc.native.linear import Packer, interleaved
+from worker_proc.native.linear import INT8, Packer, interleaved
 from worker_proc.native.memory import large
 from worker_proc.rope import inverse_frequencies, magnitude
 from worker_proc.slots import SlotTables
 
 _BLOCK_CELLS = 64
 _Tensors = dict[str, torch.Tensor]
+_Arrange = Callable[[list[torch.Tensor]], list[torch.Tensor]]
+"""Rows of matrices in the order in which they are stacked."""
 
 
 class NativeComputation:
@@ -123,6 +125,10 @@ def _rows(*arrays: IntArray) -> torch.Tensor:
     return torch.from_numpy(np.stack(arrays).astype(np.int32, copy=False))
 
 
+def _each(parts: list[torch.Tensor]) -> list[torch.Tensor]:
+    return parts
+
+
 class _Loader:
     """Weights by the names that exports.cpp has for them."""
 
@@ -158,23 +164,34 @@ class _Loader:
             ).contiguous(),
         }
         if config.tie_word_embeddings:
-            return {**found, "head": self._packer.pack([self._weights.view(table)])}
-        head = self._packer.pack([self._weights.view("lm_head.weight")])
-        return {**found, "head": head, "embedding": self._weights.take(table)}
+            return {**found, "head": self._packed([table], _each)}
+        head = self._packed(["lm_head.weight"], _each)
+        return {**found, "head": head, "embedding": self._packed([table], _each)}
 
     def _product(self, name: str, matrices: Sequence[str]) -> _Tensors:
-        found = {name: self._packer.pack([self._weights.view(f"{m}.weight") for m in matrices])}
+        found = {name: self._packed([f"{m}.weight" for m in matrices], _each)}
         if f"{matrices[0]}.bias" in self._weights:
             found[f"{name}_bias"] = torch.cat([self._floats(f"{m}.bias") for m in matrices])
         return found
 
     def _gate_up(self, prefix: str) -> _Tensors:
         gate, up = f"{prefix}gate_proj", f"{prefix}up_proj"
-        weight = interleaved(*(self._weights.view(f"{m}.weight") for m in (gate, up)))
-        found = {"gate_up": self._packer.pack([weight])}
+        weights = [f"{gate}.weight", f"{up}.weight"]
+        found = {"gate_up": self._packed(weights, lambda parts: [interleaved(*parts)])}
         if f"{gate}.bias" in self._weights:
             found["gate_up_bias"] = interleaved(*(self._floats(f"{m}.bias") for m in (gate, up)))
         return found
+
+    def _packed(self, names: Sequence[str], arrange: _Arrange) -> torch.Tensor:
+        """Matrices of equal width, arranged and stacked: in few bits where that is asked for."""
+        blocks = self._weights.blocks(names)
+        if blocks is not None:
+            parts = arrange([part.data for part in blocks])
+            return self._packer.quantized(blocks[0].type_name, parts)
+        parts = arrange([self._weights.view(name) for name in names])
+        if self._weights.quantization is Quantization.INT8:
+            return self._packer.quantized(INT8, parts)
+        return self._packer.pack(parts)
 
     def _floats(self, name: str) -> torch.Tensor:
         """Norms and biases are kept in float32; they hold the model's dtype's values."""

@@ -9,7 +9,7 @@
 #pragma once
 
 #include "attention.h"
-#include "linear.h"
+#include "products.h"
 
 namespace tandem {
 
@@ -28,11 +28,10 @@ struct Layer {
   Matrix qkv, out, gate_up, down;
 };
 
-// The ends of the model. embedding: [vocab_size, hidden_size], or null where the head serves. frequencies: radians per position,
+// The ends of the model. embedding: packed as the head is, or nothing where the head serves. frequencies: radians per position,
 // [head_dim / 2]; magnitude: what cos and sin are multiplied with.
 struct Ends {
-  const void* embedding;
-  Matrix head;
+  Matrix embedding, head;
   const float *norm, *frequencies;
   float magnitude;
 };
@@ -59,7 +58,7 @@ class Decoder {
   using Element = typename T::Element;
 
   Decoder(Shape shape, std::vector<Layer> layers, Ends ends, Team& team)
-      : shape_(shape), layers_(std::move(layers)), ends_(ends), team_(team), best_(team.size()), floats_(team.size()) {
+      : shape_(shape), layers_(std::move(layers)), ends_(ends), team_(team), products_(team), best_(team.size()), floats_(team.size()) {
     for (int rank = 0; rank < team.size(); rank++) {
       attenders_.emplace_back(shape.num_heads / shape.num_kv_heads, shape.head_dim);
       floats_[rank].reserve(std::max(shape.hidden_size, shape.head_dim));
@@ -67,7 +66,7 @@ class Decoder {
   }
 
   void run(const Step& step, const Pool<T>& pool, const Asked& asked) {
-    reserve(step.num_rows);
+    reserve(step.num_rows, asked.count);
     blocks_ = query_blocks(step.segments, attenders_[0].positions());
     team_.run([&](int rank) {
       embed(rank, step);
@@ -82,6 +81,7 @@ class Decoder {
 
   // Logits of any rows of the last step.
   void answer(const Asked& asked) {
+    normed_.reserve(asked.count, shape_.hidden_size);  // a row may be asked for twice
     team_.run([&](int rank) { choose(rank, asked); });
     merge(asked);
   }
@@ -94,16 +94,18 @@ class Decoder {
     int32_t token;
   };
 
-  void reserve(int64_t num_rows) {
+  void reserve(int64_t num_rows, int64_t num_asked) {
     num_rows_ = num_rows;
     residual_.reserve(num_rows * shape_.hidden_size);
     cos_.reserve(num_rows * shape_.head_dim / 2);
     sin_.reserve(num_rows * shape_.head_dim / 2);
-    normed_.reserve(num_rows, shape_.hidden_size);
+    normed_.reserve(std::max(num_rows, num_asked), shape_.hidden_size);
     qkv_.reserve(num_rows, shape_.query_width() + 2 * shape_.key_width());
     attended_.reserve(num_rows, shape_.query_width());
     gated_.reserve(num_rows, shape_.intermediate_size);
+    products_.reserve(num_rows, std::max({shape_.hidden_size, shape_.query_width(), shape_.intermediate_size}));
   }
+
 
   float* residual(int64_t row) { return residual_.data() + row * shape_.hidden_size; }
   float* cos(int64_t row) { return cos_.data() + row * shape_.head_dim / 2; }
@@ -116,13 +118,8 @@ class Decoder {
         cos(row)[i] = std::cos(angle) * ends_.magnitude;
         sin(row)[i] = std::sin(angle) * ends_.magnitude;
       }
-      Element* found = normed_.row(row);
-      int64_t width = shape_.hidden_size;
-      if (ends_.embedding != nullptr)
-        std::copy_n((const Element*)ends_.embedding + step.ids[row] * width, width, found);
-      else
-        unpack_row(ends_.head.packed, step.ids[row], width * int64_t(sizeof(Element)), (char*)found);
-      widen<T>(found, width, residual(row));
+      const Matrix& table = ends_.embedding.packed != nullptr ? ends_.embedding : ends_.head;
+      products_.look_up(rank, table, step.ids[row], residual(row));
     });
   }
 
@@ -138,7 +135,7 @@ class Decoder {
     const Layer& layer = layers_[index];
     int64_t n = step.num_rows, num_kv_heads = shape_.num_kv_heads, group_width = shape_.query_width() / num_kv_heads;
     team_.share(rank, n, [&](int64_t row) { norm_row(rank, row, layer.input_norm, row); });
-    multiply<T>(team_, rank, layer.qkv, normed_.words(), n, [&](int64_t row, int64_t column, const float* sums) {
+    products_.multiply(rank, layer.qkv, normed_, n, [&](int64_t row, int64_t column, const float* sums) {
       put(sums, std::min(kColumns, qkv_.width() - column), qkv_.row(row) + column);
     });
     team_.share(rank, n, [&](int64_t row) { place(rank, index, row, pool.row(step.out_loc[row]), pool); });
@@ -184,7 +181,7 @@ class Decoder {
   void transform(int rank, const Layer& layer, int64_t n) {
     constexpr int64_t kHalf = kColumns / 2;
     team_.share(rank, n, [&](int64_t row) { norm_row(rank, row, layer.mlp_norm, row); });
-    multiply<T>(team_, rank, layer.gate_up, normed_.words(), n, [&](int64_t row, int64_t column, float* sums) {
+    products_.multiply(rank, layer.gate_up, normed_, n, [&](int64_t row, int64_t column, float* sums) {
       for (int64_t c = 0; c < kHalf; c += kLanes)
         store(sums + c, silu(load<Floats>(sums + c)) * load<Floats>(sums + kHalf + c));
       int64_t first = column / 2;
@@ -195,7 +192,7 @@ class Decoder {
   }
 
   void add(int rank, const Matrix& weight, Rows<T>& x, int64_t n) {
-    multiply<T>(team_, rank, weight, x.words(), n, [&](int64_t row, int64_t column, const float* sums) {
+    products_.multiply(rank, weight, x, n, [&](int64_t row, int64_t column, const float* sums) {
       float* to = residual(row) + column;
       int64_t count = std::min(kColumns, shape_.hidden_size - column);
       for (int64_t c = 0; c < count; c++) to[c] += sums[c];
@@ -206,7 +203,7 @@ class Decoder {
     if (asked.count == 0) return;
     best_[rank].assign(asked.count, {-std::numeric_limits<float>::infinity(), 0});
     team_.share(rank, asked.count, [&](int64_t i) { norm_row(rank, asked.rows[i], ends_.norm, i); });
-    multiply<T>(team_, rank, ends_.head, normed_.words(), asked.count, [&](int64_t row, int64_t column, const float* sums) {
+    products_.multiply(rank, ends_.head, normed_, asked.count, [&](int64_t row, int64_t column, const float* sums) {
       int64_t count = std::min(kColumns, shape_.vocab_size - column);
       look(sums, column, count, best_[rank][row]);
       if (asked.kept[row] >= 0) std::copy_n(sums, count, asked.logits + asked.kept[row] * shape_.vocab_size + column);
@@ -245,6 +242,7 @@ class Decoder {
   int64_t num_rows_ = 0;
   Buffer<float> residual_, cos_, sin_;  // [rows] of hidden_size, of head_dim / 2
   Rows<T> normed_, qkv_, attended_, gated_;
+  Products<T> products_;
   std::vector<QueryBlock> blocks_;
   std::vector<Attender<T>> attenders_;    // a rank's each, as are these:
   std::vector<std::vector<Best>> best_;   // [rows asked for]

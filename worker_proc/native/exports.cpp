@@ -53,6 +53,18 @@ void use_large_pages(TensorView memory) {
 #endif
 }
 
+// job(row, end) of the rows from `row` on that are columns of one packed block, for each such block of [first, last).
+template <class Job>
+void shared_rows(int64_t first, int64_t last, int64_t num_threads, Job&& job) {
+  Team team(int(num_threads), {});
+  team.run([&](int rank) {
+    team.share(rank, divided_up(last, kColumns) - first / kColumns, [&](int64_t item) {
+      int64_t block = first / kColumns + item;
+      job(std::max(first, block * kColumns), std::min(last, (block + 1) * kColumns));
+    });
+  });
+}
+
 // weight: [rows, in_features] -> the columns [first, first + rows) of packed: int32 [blocks, words, 32].
 void pack(TensorView weight, int64_t first, TensorView packed, int64_t num_threads) {
   check(weight.ndim() == 2 && weight.IsContiguous(), "the weight must be a contiguous matrix");
@@ -60,23 +72,73 @@ void pack(TensorView weight, int64_t first, TensorView packed, int64_t num_threa
   check(packed.ndim() == 3 && packed.IsContiguous() && packed.size(1) == words && packed.size(2) == kColumns &&
             packed.dtype().bits == 32 && 0 <= first && first + weight.size(0) <= packed.size(0) * kColumns,
         "the packed weights have another shape or dtype than the weight");
-  Team team(int(num_threads), {});
-  int64_t last = first + weight.size(0);
-  team.run([&](int rank) {
-    team.share(rank, divided_up(last, kColumns) - first / kColumns, [&](int64_t item) {
-      int64_t block = first / kColumns + item;
-      int64_t row = std::max(first, block * kColumns), end = std::min(last, (block + 1) * kColumns);
-      pack_rows((const char*)weight.data_ptr() + (row - first) * width, row, end - row, width, (uint32_t*)packed.data_ptr());
-    });
+  shared_rows(first, first + weight.size(0), num_threads, [&](int64_t row, int64_t end) {
+    pack_rows((const char*)weight.data_ptr() + (row - first) * width, row, end - row, width, (uint32_t*)packed.data_ptr());
   });
+}
+
+template <class Q, class View>
+bool is_packed_as(const View& packed, int64_t width) {
+  return packed.size(1) == divided_up(width, Q::kGroup) && packed.size(2) * 4 == int64_t(sizeof(typename Q::Group));
+}
+
+// A matrix quantized, or repacked where it is already, into the columns [first, first + rows) of packed: int32 [blocks, groups,
+// words of a group]. weight: [rows, in_features] where `stored` is "plain"; else uint8 [rows, bytes of a row], in blocks of that
+// type of GGUF's.
+void pack_quantized(TensorView weight, String stored, int64_t first, TensorView packed, int64_t num_threads) {
+  check(weight.ndim() == 2 && weight.IsContiguous(), "the weight must be a contiguous matrix");
+  check(packed.ndim() == 3 && packed.IsContiguous() && packed.dtype().bits == 32 && 0 <= first &&
+            first + weight.size(0) <= packed.size(0) * kColumns,
+        "there is no room for so many rows");
+  int64_t row_bytes = weight.size(1) * weight.dtype().bits / 8, last = first + weight.size(0);
+  auto blocks = [&](auto type) {
+    using Stored = decltype(type);
+    int64_t width = row_bytes / Stored::kBytes * Stored::kGroups * Stored::Packed::kGroup;
+    check(row_bytes % Stored::kBytes == 0 && is_packed_as<typename Stored::Packed>(packed, width),
+          "the packed weights are not of the shape of that type's");
+    shared_rows(first, last, num_threads, [&](int64_t row, int64_t end) {
+      auto* from = (const uint8_t*)weight.data_ptr() + (row - first) * row_bytes;
+      pack_blocks<Stored>(from, row, end - row, row_bytes, packed.data_ptr());
+    });
+  };
+  auto plain = [&](auto type) {
+    using T = decltype(type);
+    check(is_packed_as<Int8>(packed, weight.size(1)), "the packed weights are not of the shape of 8-bit ones");
+    shared_rows(first, last, num_threads, [&](int64_t row, int64_t end) {
+      auto* from = (const typename T::Element*)weight.data_ptr() + (row - first) * weight.size(1);
+      pack_plain<T>(from, row, end - row, weight.size(1), packed.data_ptr());
+    });
+  };
+  if (stored == "Q8_0") return blocks(Q8_0());
+  if (stored == "Q4_0") return blocks(Q4_0());
+  if (stored == "Q4_1") return blocks(Q4_1());
+  if (stored == "Q4_K") return blocks(Q4_K());
+  check(stored == "plain" && (is_float32(weight) || is_bfloat16(weight)), "weights stored so can't be packed");
+  is_bfloat16(weight) ? plain(BFloat16()) : plain(Float32());
+}
+
+// The format follows from the size of a packed group.
+template <class T, class View>
+Matrix matrix_of(const View& packed, const float* bias, int64_t out_features, int64_t in_features, const char* name) {
+  check(packed.ndim() == 3 && packed.IsContiguous() && packed.dtype().bits == 32 &&
+            packed.size(0) == divided_up(out_features, kColumns),
+        name);
+  Matrix found = {(const uint32_t*)packed.data_ptr(), bias, out_features, in_features};
+  if (packed.size(1) == words_of<T>(in_features) && packed.size(2) == kColumns) return found;
+  for (Format format : {Format::kInt8, Format::kEightBits, Format::kFourBits, Format::kFourBitsLeast})
+    with_format(format, [&](auto kind) {
+      if (is_packed_as<decltype(kind)>(packed, in_features)) found.format = format;
+    });
+  check(found.format != Format::kPlain, name);
+  return found;
 }
 
 // x: [n, in_features] -> out: [n, out_features], of x's dtype. bias: float32 [out_features], or of no element. For tests: a model
 // computes its products within a step.
 template <class T>
 void linear_of(TensorView x, TensorView packed, TensorView bias, TensorView out, int64_t num_threads) {
-  Matrix weight = {(const uint32_t*)packed.data_ptr(), bias.numel() == 0 ? nullptr : (const float*)bias.data_ptr(), out.size(1),
-                   x.size(1)};
+  const float* offset = bias.numel() == 0 ? nullptr : (const float*)bias.data_ptr();
+  Matrix weight = matrix_of<T>(packed, offset, out.size(1), x.size(1), "the packed weights have another shape or dtype than x and out");
   using Element = typename T::Element;
   Rows<T> rows;
   rows.reserve(x.size(0), x.size(1));
@@ -85,8 +147,10 @@ void linear_of(TensorView x, TensorView packed, TensorView bias, TensorView out,
     rows.pad(row);
   }
   Team team(int(num_threads), {});
+  Products<T> products(team);
+  products.reserve(x.size(0), x.size(1));
   team.run([&](int rank) {
-    multiply<T>(team, rank, weight, rows.words(), x.size(0), [&](int64_t row, int64_t column, const float* sums) {
+    products.multiply(rank, weight, rows, x.size(0), [&](int64_t row, int64_t column, const float* sums) {
       int64_t count = std::min(kColumns, out.size(1) - column);
       narrow<T>(sums, count, (Element*)out.data_ptr() + row * out.size(1) + column);
     });
@@ -97,9 +161,7 @@ void linear(TensorView x, TensorView packed, TensorView bias, TensorView out, in
   check(x.ndim() == 2 && out.ndim() == 2 && x.size(0) == out.size(0) && x.IsContiguous() && out.IsContiguous() &&
             x.dtype() == out.dtype(),
         "x and out must be contiguous, of one dtype, and have as many rows");
-  check(packed.ndim() == 3 && packed.IsContiguous() && packed.size(0) == divided_up(out.size(1), kColumns) &&
-            packed.size(1) == words_of_dtype(x, x.size(1)) && packed.size(2) == kColumns && packed.dtype().bits == 32,
-        "the packed weights have another shape or dtype than x and out");
+  check(is_float32(x) || is_bfloat16(x), "the dtype must be float32 or bfloat16");
   check(bias.numel() == 0 || (is_float32(bias) && bias.numel() == out.size(1) && bias.IsContiguous()),
         "bias must be float32, as wide as out");
   (is_bfloat16(x) ? linear_of<BFloat16> : linear_of<Float32>)(x, packed, bias, out, num_threads);
@@ -155,7 +217,7 @@ class Model {
       made.push_back(l);
     }
     Ends e = {};
-    e.embedding = ends.count("embedding") ? ends.at("embedding").data_ptr() : nullptr;
+    if (ends.count("embedding")) e.embedding = matrix(ends, "embedding", shape_.vocab_size, hidden);
     e.head = matrix(ends, "head", shape_.vocab_size, hidden);
     e.norm = floats(ends, "norm", hidden);
     e.frequencies = floats(ends, "frequencies", shape_.head_dim / 2);
@@ -214,12 +276,8 @@ class Model {
   }
 
   static Matrix matrix(const Tensors& from, const std::string& name, int64_t out_features, int64_t in_features) {
-    Tensor t = from.at(name);
-    check(t.ndim() == 3 && t.IsContiguous() && t.dtype().bits == 32 && t.size(0) == divided_up(out_features, kColumns) &&
-              t.size(1) == words_of<T>(in_features) && t.size(2) == kColumns,
-          name.c_str());
-    return {(const uint32_t*)t.data_ptr(), floats(from, (name + "_bias").c_str(), out_features, true), out_features,
-            in_features};
+    const float* bias = floats(from, (name + "_bias").c_str(), out_features, true);
+    return matrix_of<T>(from.at(name), bias, out_features, in_features, name.c_str());
   }
 
   Pool<T> pool_of(TensorView keys, TensorView values) {
@@ -282,6 +340,7 @@ Map<String, Function> make_decoder(bool bfloat16, Map<String, double> shape, Ten
 }  // namespace tandem
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(pack, tandem::pack);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(pack_quantized, tandem::pack_quantized);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(use_large_pages, tandem::use_large_pages);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(linear, tandem::linear);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(draw, tandem::draw_alone);

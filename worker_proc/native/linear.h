@@ -8,11 +8,15 @@ namespace tandem {
 
 constexpr int64_t kRowBlockBytes = 512 << 10;  // of activations, kept in L2 while weights pass by
 
+// How packed weights are stored: in the format of the activations (product.h), or quantized (quantized.h).
+enum class Format { kPlain, kInt8, kEightBits, kFourBits, kFourBitsLeast };
+
 // A weight [out_features, in_features] in its packed layout, with its bias or null.
 struct Matrix {
   const uint32_t* packed = nullptr;
   const float* bias = nullptr;
   int64_t out_features = 0, in_features = 0;
+  Format format = Format::kPlain;
 };
 
 // Within a team's `run`: x Wᵀ + b of num_rows rows, 32 columns at a time: finish(rank, row, column, sums), where sums[32] are

@@ -1,5 +1,8 @@
-"""Weights in the kernels' packed layout (see product.h): int32 [blocks of 32 rows, words, 32]."""
+"""Weights in the kernels' packed layout: int32 [blocks of 32 rows, words, 32] (product.h), or
+quantized [blocks of 32 rows, groups, words of a group] (quantized.h).
+"""
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -11,6 +14,19 @@ from worker_proc.native.memory import large
 COLUMNS = 32
 """Of a packed block: rows of the weight."""
 
+INT8 = "plain"
+"""What `Packer.quantized` calls numbers that aren't quantized yet."""
+
+_GROUPS = {
+    INT8: (64, 528),
+    "Q8_0": (34, 272),
+    "Q4_0": (18, 144),
+    "Q4_1": (20, 160),
+    "Q4_K": (18, 160),
+}
+"""By how a matrix is stored: what a row has per group (numbers where they aren't quantized, else
+bytes; Q4_K in the mean of its blocks), and the words of a packed group of 32 columns.
+"""
 
 _CHUNK_BYTES = 64 << 20
 
@@ -25,15 +41,34 @@ class Packer:
 
     def pack(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """Matrices of equal width, stacked. parts: [n, in_features] each, of one dtype."""
-        rows = sum(len(part) for part in parts)
         words = -(-parts[0].shape[1] * parts[0].itemsize // 4)
-        packed = self._take((-(-rows // COLUMNS), words, COLUMNS))
-        packed[rows // COLUMNS :].zero_()  # what lies past the last row counts as nothing
-        first = 0
-        for part in parts:
+        packed, firsts = self._room(parts, (words, COLUMNS))
+        for part, first in zip(parts, firsts, strict=True):
             self._kernels.pack(part.contiguous(), first, packed, self._num_threads)
-            first += len(part)
         return packed
+
+    def quantized(self, stored: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Matrices of equal width, stacked: numbers quantized to 8 bits, or blocks as they are.
+
+        stored: INT8, then parts are [n, in_features] of one dtype; or one of GGUF's types, then
+        they are uint8 [n, bytes of a row].
+        """
+        units, words = _GROUPS[stored]
+        packed, firsts = self._room(parts, (-(-parts[0].shape[1] // units), words))
+        for part, first in zip(parts, firsts, strict=True):
+            self._kernels.pack_quantized(
+                part.contiguous(), stored, first, packed, self._num_threads
+            )
+        return packed
+
+    def _room(
+        self, parts: Sequence[torch.Tensor], block: tuple[int, int]
+    ) -> tuple[torch.Tensor, list[int]]:
+        """(room for all rows in blocks of that shape, the first row of each part)."""
+        ends = list(itertools.accumulate(len(part) for part in parts))
+        packed = self._take((-(-ends[-1] // COLUMNS), *block))
+        packed[ends[-1] // COLUMNS :].zero_()  # what lies past the last row counts as nothing
+        return packed, [0, *ends[:-1]]
 
     def _take(self, shape: tuple[int, ...]) -> torch.Tensor:
         """int32 of that shape, from a multiple of 128 bytes on."""

@@ -31,6 +31,7 @@ OTHER_VALUES: Mapping[str, Any] = {
     "tokenizer": "./tokenizer",
     "load_format": "dummy",
     "dtype": "float32",
+    "quantization": "int8",
     "generation_config": "none",
     "max_seq_len_override": 4096,
     "max_running_req": 8,
@@ -49,6 +50,12 @@ OTHER_VALUES: Mapping[str, Any] = {
     "num_tokenizers": 4,
     "startup_timeout": 30.0,
     "log_level": "debug",
+    "shell": True,
+    "http": False,
+    "http_host": "::1",
+    "http_port": 8080,
+    "api_key": "secret",
+    "drain_timeout": 5.0,
 }
 
 

@@ -124,7 +124,7 @@ def test_a_chat_that_is_no_mapping_is_refused() -> None:
         ChatTemplate("x", {}).render(not_a_chat)
 
 
-@pytest.mark.parametrize("name", ["chat_template", "continue_final_message"])
+@pytest.mark.parametrize("name", ["chat_template", "tokenize"])
 def test_what_would_be_dropped_silently_is_refused(name: str) -> None:
     with pytest.raises(RequestError, match=name):
         render("x", **{name: "y"})
@@ -196,3 +196,28 @@ def test_qwen_leaves_out_the_reasoning_of_earlier_turns() -> None:
 def test_qwen_answers_without_thinking_when_asked() -> None:
     assert render(CHAT_TEMPLATE, enable_thinking=False).endswith("<think>\n\n</think>\n\n")
     assert render(CHAT_TEMPLATE, enable_thinking=True).endswith("<|im_start|>assistant\n")
+
+
+def goes_on(content: str, **chat: Any) -> str:
+    messages = [*HI, {"role": "assistant", "content": content}]
+    return render(CHAT_TEMPLATE, messages=messages, continue_final_message=True, **chat)
+
+
+def test_a_final_message_is_continued_where_it_ends() -> None:
+    whole = render(CHAT_TEMPLATE, messages=[*HI, {"role": "assistant", "content": "Once "}])
+    assert goes_on("Once ") == whole[: whole.index("Once ") + len("Once ")]
+
+
+def test_only_an_assistants_text_can_be_continued() -> None:
+    with pytest.raises(RequestError, match="of the role 'assistant' with a text: it is 'user'"):
+        render(CHAT_TEMPLATE, continue_final_message=True)
+    with pytest.raises(RequestError, match="exclude each other"):
+        goes_on("Once", add_generation_prompt=True)
+    with pytest.raises(RequestError, match="it takes true or false"):
+        render(CHAT_TEMPLATE, continue_final_message="yes")
+    with pytest.raises(RequestError, match="it drops its end"):
+        render(
+            "no messages",
+            messages=[{"role": "assistant", "content": "x"}],
+            continue_final_message=True,
+        )

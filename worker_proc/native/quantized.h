@@ -1,0 +1,241 @@
+// Products with weights of 8 or 4 bits: 32 columns of them, times rows of activations quantized on the fly.
+//
+// Along k, weights and activations form groups. A group of a column has a scale (and, in some formats, a least value), a group of
+// a row of activations has a scale; within a group the products are summed up exactly, in whole numbers.
+//
+// What a change must not break:
+// - A row is quantized by itself, and one element of the result is one chain of multiply-adds over groups 0, 1, 2, …: never
+//   split, never reordered by the number of rows. So a row's result is the same bits alone, in any batch, at any place in it and
+//   with any number of threads.
+// - Packed weights: [ceil(columns / 32)][groups] of a Group record; columns past the last one have a scale of zero.
+#pragma once
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include "linear.h"
+
+namespace tandem {
+
+// BITS: of a weight. GROUP: how many k share a scale. LEAST: whether each group also has a least value.
+//
+// A weight is scale · (stored - kOffset), or scale · stored + least; stored is not negative.
+template <int BITS, int GROUP, bool LEAST>
+struct Quantized {
+  static constexpr int kBits = BITS, kGroup = GROUP, kQuads = GROUP / 4;
+  static constexpr bool kLeast = LEAST;
+  static constexpr int kOffset = LEAST ? 0 : 1 << (BITS - 1);
+  static constexpr int kWords = GROUP * BITS / 32;  // of a column
+
+  // scales, least: float16. A word of 8-bit weights is four neighbouring k, the first in the low byte. Of 4-bit weights, the low
+  // halves of its bytes are word i of 8-bit ones, the high halves word i + kWords.
+  struct Group {
+    uint16_t scales[kColumns];
+    uint16_t least[LEAST ? kColumns : 0];
+    uint32_t words[kWords][kColumns];
+  };
+};
+
+using Int8 = Quantized<8, 64, false>;      // what plain weights are quantized to
+using EightBits = Quantized<8, 32, false>;
+using FourBits = Quantized<4, 32, false>;
+using FourBitsLeast = Quantized<4, 32, true>;
+
+// format(Quantized<…>()) of the one that `format` names.
+template <class Use>
+void with_format(Format format, Use&& use) {
+  switch (format) {
+    case Format::kPlain: break;
+    case Format::kInt8: return use(Int8());
+    case Format::kEightBits: return use(EightBits());
+    case Format::kFourBits: return use(FourBits());
+    case Format::kFourBitsLeast: return use(FourBitsLeast());
+  }
+}
+
+// float16 to float32, exact but for infinities and NaN, which aren't scales.
+inline float widen_half(uint16_t half) {
+  return as_float(as_word(as_float((half & 0x7fffu) << 13) * 0x1p112f) | (half & 0x8000u) << 16);
+}
+
+inline Floats widen_halves(const uint16_t* from) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_cvtph_ps(load<__m256i>(from));
+#elif defined(__F16C__)
+  return (Floats)_mm256_cvtph_ps(load<__m128i>(from));
+#else
+  Words halves = __builtin_convertvector(load<BFloat16::Halves>(from), Words);
+  Floats size = (Floats)((halves & 0x7fff) << 13) * 0x1p112f;
+  return (Floats)((Words)size | (halves & 0x8000) << 16);
+#endif
+}
+
+// Four weights of each lane, and the sums with their products with four activations. Activations are `kXWords` words: the four
+// int8, or where the processor can't multiply those: the int16 of the first and third, then of the second and fourth.
+#if TANDEM_DOT_INT8
+constexpr int kXWords = 1;
+struct Quads {
+  explicit Quads(Words weights) : all(weights) {}
+  Ints add(Ints sum, const uint32_t* x) const {
+    return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)all, _mm512_set1_epi32(int(*x)));
+  }
+  Words all;
+};
+#else
+constexpr int kXWords = 2;
+// In each lane, the sum of the products of two int16.
+inline Ints pair_products(Words a, uint32_t b) {
+#if defined(__AVX512BW__)
+  return (Ints)_mm512_madd_epi16((__m512i)a, _mm512_set1_epi32(int(b)));
+#elif defined(__AVX2__)
+  return (Ints)_mm256_madd_epi16((__m256i)a, _mm256_set1_epi32(int(b)));
+#elif defined(__SSE2__)
+  return (Ints)_mm_madd_epi16((__m128i)a, _mm_set1_epi32(int(b)));
+#else
+  return (Ints)(a & 0xffff) * int32_t(int16_t(b)) + (Ints)(a >> 16) * int32_t(int16_t(b >> 16));
+#endif
+}
+struct Quads {
+  explicit Quads(Words weights) : even(weights & 0x00ff00ff), odd(weights >> 8 & 0x00ff00ff) {}
+  Ints add(Ints sum, const uint32_t* x) const { return sum + pair_products(even, x[0]) + pair_products(odd, x[1]); }
+  Words even, odd;
+};
+#endif
+
+// A group of a row of activations. start: what the sum over the group's products begins with, so that it comes out as if stored
+// weights had no offset; or, where groups have a least value, what that is multiplied with.
+template <class Q>
+struct ActivationGroup {
+  float scale;
+  union {
+    int32_t start;
+    float sum;
+  };
+  uint32_t words[Q::kQuads * kXWords];
+};
+
+// Rows of activation groups, `stride` bytes apart; as RowWords.
+struct GroupRows {
+  const char* groups;
+  int64_t stride;
+
+  template <class Q>
+  const ActivationGroup<Q>* row(int64_t index) const {
+    return (const ActivationGroup<Q>*)(groups + index * stride);
+  }
+};
+
+// A line of weights into L2: in L1 it would drive out the rows before its turn comes.
+inline void ask_for(const char* line) { __builtin_prefetch(line, 0, 2); }
+
+constexpr int kQuantizedWide = kLanes == 16 ? 2 : 1;
+constexpr int kQuantizedPassColumns = kQuantizedWide * kLanes;
+constexpr int kQuantizedMaxRows = kLanes == 16 ? 8 : 4;  // whose whole numbers fill the registers; the float sums wait in the cache
+
+// sums[r][c] = the sum over k of rows[r][k] · weights[k][c], for ROWS rows and the block's columns [first, first +
+// kQuantizedPassColumns).
+template <class Q, int ROWS>
+void quantized_tile(const typename Q::Group* weights, int64_t first, int64_t num_groups, GroupRows rows,
+                    float (*sums)[kColumns]) {
+  constexpr int kWide = kQuantizedWide;
+  Floats found[ROWS][kWide] = {};
+  for (int64_t g = 0; g < num_groups; g++) {
+    const typename Q::Group& group = weights[g];
+    const ActivationGroup<Q>* x[ROWS];
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; r++) x[r] = rows.row<Q>(r) + g;
+    Ints dots[ROWS][kWide];
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 2
+      for (int v = 0; v < kWide; v++) dots[r][v] = Q::kLeast ? Ints{} : x[r]->start - Ints{};
+    const char* ahead = (const char*)&group + kAheadBytes;
+    for (size_t byte = 0; byte < sizeof group - sizeof group.words; byte += 64) ask_for(ahead + byte);
+    auto step = [&](int word, int quad, int shift) {
+#pragma GCC unroll 2
+      for (int v = 0; v < kWide; v++) {
+        Words words = load<Words>(group.words[word] + first + v * kLanes);
+        Quads quads(Q::kBits == 8 ? words : words >> shift & 0x0f0f0f0f);
+#pragma GCC unroll 16
+        for (int r = 0; r < ROWS; r++) dots[r][v] = quads.add(dots[r][v], x[r]->words + quad * kXWords);
+      }
+    };
+    constexpr int kTurn = 4;  // words, unrolled
+    for (int turn = 0; turn < Q::kWords; turn += kTurn)
+      for (int i = turn; i < turn + kTurn; i++) {
+        const char* words_ahead = (const char*)group.words[i] + kAheadBytes;
+        ask_for(words_ahead);
+        ask_for(words_ahead + 64);
+        step(i, i, 0);
+        if (Q::kBits == 4) step(i, i + Q::kWords, 4);
+      }
+#pragma GCC unroll 2
+    for (int v = 0; v < kWide; v++) {
+      Floats scales = widen_halves(group.scales + first + v * kLanes);
+#pragma GCC unroll 16
+      for (int r = 0; r < ROWS; r++)
+        found[r][v] += __builtin_convertvector(dots[r][v], Floats) * (scales * x[r]->scale);
+      if constexpr (Q::kLeast) {
+        Floats least = widen_halves(group.least + first + v * kLanes);
+#pragma GCC unroll 16
+        for (int r = 0; r < ROWS; r++) found[r][v] += least * x[r]->sum;
+      }
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 2
+    for (int v = 0; v < kWide; v++) store(sums[r] + first + v * kLanes, found[r][v]);
+}
+
+template <class Q>
+using QuantizedTile = void (*)(const typename Q::Group*, int64_t, int64_t, GroupRows, float (*)[kColumns]);
+
+template <class Q, int... ROWS>
+QuantizedTile<Q> quantized_tile_of(int rows, std::integer_sequence<int, ROWS...>) {
+  static constexpr QuantizedTile<Q> kTiles[] = {quantized_tile<Q, ROWS + 1>...};
+  return kTiles[rows - 1];
+}
+
+// One packed block times num_rows rows, as block_product.
+template <class Q, class Finish>
+void quantized_block_product(const typename Q::Group* weights, int64_t num_groups, GroupRows rows, int64_t num_rows,
+                             Finish&& finish) {
+  int64_t num_tiles = divided_up(num_rows, kQuantizedMaxRows);
+  for (int64_t t = 0, row = 0; t < num_tiles; t++) {
+    int height = int((num_rows - row) / (num_tiles - t));
+    QuantizedTile<Q> run = quantized_tile_of<Q>(height, std::make_integer_sequence<int, kQuantizedMaxRows>());
+    alignas(64) float sums[kQuantizedMaxRows][kColumns];
+    for (int64_t c = 0; c < kColumns; c += kQuantizedPassColumns)
+      run(weights, c, num_groups, {rows.groups + row * rows.stride, rows.stride}, sums);
+    finish(row, height, sums);
+    row += height;
+  }
+}
+
+inline void add_bias(const Matrix& weight, int64_t column, float* sums) {
+  if (weight.bias == nullptr) return;
+  int64_t count = std::min(kColumns, weight.out_features - column);
+  for (int64_t c = 0; c < count; c++) sums[c] += weight.bias[column + c];
+}
+
+// As multiply, of rows that are quantized already.
+template <class Q, class Finish>
+void multiply_quantized(Team& team, int rank, const Matrix& weight, GroupRows x, int64_t num_rows, Finish&& finish) {
+  int64_t num_groups = divided_up(weight.in_features, Q::kGroup), num_blocks = divided_up(weight.out_features, kColumns);
+  int64_t block_rows = std::max<int64_t>(kRowBlockBytes / x.stride / kQuantizedMaxRows, 1) * kQuantizedMaxRows;
+  team.share(rank, divided_up(num_rows, block_rows) * num_blocks, [&](int64_t item) {
+    int64_t first = item / num_blocks * block_rows, block = item % num_blocks, column = block * kColumns;
+    auto* weights = (const typename Q::Group*)weight.packed + block * num_groups;
+    quantized_block_product<Q>(weights, num_groups, {x.groups + first * x.stride, x.stride},
+                               std::min(block_rows, num_rows - first), [&](int64_t row, int count, float(*sums)[kColumns]) {
+                                 for (int r = 0; r < count; r++) {
+                                   add_bias(weight, column, sums[r]);
+                                   finish(first + row + r, column, sums[r]);
+                                 }
+                               });
+  });
+}
+
+}  // namespace tandem
