@@ -1,7 +1,7 @@
 """What a random token costs, by kind of request:  python -m bench.sampling [--threads N] [--json]
 
-ROWS rows of logits over Qwen3's vocabulary, normally distributed (deviation 2), drawn by torch and by
-the native kernels in turn. Microseconds per row, the median of REPEATS draws.
+ROWS rows of logits over Qwen3's vocabulary, normally distributed (deviation 2), drawn by torch and
+by the native kernels in turn. Microseconds per row, the median of REPEATS draws.
 """
 
 import argparse

@@ -74,7 +74,7 @@ def kept_weights(
     sums = weights[order].cumsum()
     order = order[: int((sums < top_p * sums[-1]).sum()) + 1]
     order = order[weights[order] >= min_p]
-    kept = np.zeros_like(weights)
+    kept: Floats = np.zeros_like(weights)
     kept[order] = weights[order]
     return kept
 
