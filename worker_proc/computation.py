@@ -7,6 +7,7 @@ import torch
 
 from runtime.types import BoolArray, IntArray
 from worker_proc.batch import Batch
+from worker_proc.drawing import Choices
 from worker_proc.slots import SlotTables
 
 
@@ -38,6 +39,10 @@ class Computation(Protocol):
 
     def logits(self, rows: IntArray) -> torch.Tensor:
         """Of any rows of the last step. rows: int32 [n] -> float32 [n, vocab_size]."""
+        ...
+
+    def draw(self, logits: torch.Tensor, choices: Choices) -> IntArray:
+        """A random token of each row, by that row only: a `Draw` (drawing.py)."""
         ...
 
     def pool(self) -> tuple[torch.Tensor, torch.Tensor]:

@@ -131,7 +131,7 @@ class _Run:
     def __init__(self, computation: Computation, tables: SlotTables, vocab_size: int) -> None:
         self.tables = tables
         self._computation = computation
-        self._sampler = Sampler(tables.token_table, vocab_size)
+        self._sampler = Sampler(tables.token_table, vocab_size, computation.draw)
         self._prompts = PromptScorer(tables.token_table)
 
     @torch.inference_mode()

@@ -14,8 +14,8 @@ from runtime.errors import InternalError
 from runtime.logprobs import Logprobs
 from runtime.messages import SlotSetup
 from runtime.types import BoolArray, IntArray
+from worker_proc.drawing import Choices, Draw
 from worker_proc.edits import Edits
-from worker_proc.filters import inverse_cdf, keep_likely, keep_near_best
 from worker_proc.logprobs import logprobs_of
 from worker_proc.philox import uniforms
 
@@ -36,10 +36,12 @@ class Sampler:
     """Chooses the next token of each sampling row; keeps every slot's sampling parameters.
 
     token_table: int32 [num_slots, …], the worker's, for what depends on a sequence's past.
+    draw: of whatever computes the model.
     """
 
-    def __init__(self, token_table: IntArray, vocab_size: int) -> None:
+    def __init__(self, token_table: IntArray, vocab_size: int, draw: Draw) -> None:
         num_slots = len(token_table)
+        self._draw = draw
         self._token_table = token_table
         self._vocab_size = vocab_size
         self._needs_logits: BoolArray = np.zeros(num_slots, np.bool_)
@@ -88,7 +90,7 @@ class Sampler:
             tokens[:] = logits.argmax(-1).numpy()
         if len(drawn):
             rows = logits[torch.from_numpy(drawn)] if len(drawn) < len(slots) else logits
-            tokens[drawn] = self._draw(rows, slots[drawn], positions[drawn])
+            tokens[drawn] = self._drawn(rows, slots[drawn], positions[drawn])
         if not len(asked):
             return Sampled(tokens=tokens, logprobs=None)
         logprobs = logprobs_of(raw, tokens[asked], wanted[asked])
@@ -99,16 +101,12 @@ class Sampler:
             if (edits := self._edits[slot]) is not None:
                 edits.apply(logits[row].numpy(), self._token_table[slot], int(positions[row]))
 
-    def _draw(self, logits: torch.Tensor, slots: IntArray, positions: IntArray) -> IntArray:
-        temperatures = torch.from_numpy(self._temperatures[slots]).float()[:, None]
-        weights = torch.exp((logits - logits.amax(-1, keepdim=True)) / temperatures)
-        limited = (self._top_ks[slots] < self._vocab_size) | (self._top_ps[slots] < 1)
-        if limited.any():
-            rows = torch.from_numpy(np.flatnonzero(limited))
-            weights[rows] = keep_likely(
-                weights[rows],
-                torch.from_numpy(self._top_ks[slots[limited]]),
-                torch.from_numpy(self._top_ps[slots[limited]]),
-            )
-        keep_near_best(weights, self._min_ps[slots])
-        return inverse_cdf(weights, torch.from_numpy(uniforms(self._seeds[slots], positions)))
+    def _drawn(self, logits: torch.Tensor, slots: IntArray, positions: IntArray) -> IntArray:
+        choices = Choices(
+            temperatures=self._temperatures[slots],
+            top_ks=self._top_ks[slots],
+            top_ps=self._top_ps[slots],
+            min_ps=self._min_ps[slots],
+            points=uniforms(self._seeds[slots], positions),
+        )
+        return self._draw(logits, choices)

@@ -7,6 +7,7 @@ from runtime.types import BoolArray, IntArray
 from worker_proc.attention import TorchAttention
 from worker_proc.batch import Batch
 from worker_proc.computation import Outcome
+from worker_proc.drawing import Choices, draw_by_torch
 from worker_proc.kv_pool import KvPool
 from worker_proc.model_config import ModelConfig
 from worker_proc.models import CausalLM
@@ -49,6 +50,9 @@ class TorchComputation:
     @torch.inference_mode()
     def logits(self, rows: IntArray) -> torch.Tensor:
         return self._model.logits(self._hidden[torch.from_numpy(rows).long()])
+
+    def draw(self, logits: torch.Tensor, choices: Choices) -> IntArray:
+        return draw_by_torch(logits, choices)
 
     def pool(self) -> tuple[torch.Tensor, torch.Tensor]:
         if self._pool is None:

@@ -30,6 +30,7 @@ from tests.scheduling import Harness
 from worker_proc.answer import Answer
 from worker_proc.batch import Batch, make_batch
 from worker_proc.computation import Computation, Outcome
+from worker_proc.drawing import Choices
 from worker_proc.engine import Engine
 from worker_proc.model_config import read_config
 from worker_proc.models import family_of
@@ -107,6 +108,9 @@ class Watched:
 
     def logits(self, rows: IntArray) -> torch.Tensor:
         return self._inner.logits(rows)
+
+    def draw(self, logits: torch.Tensor, choices: Choices) -> IntArray:
+        return self._inner.draw(logits, choices)
 
     def pool(self) -> tuple[torch.Tensor, torch.Tensor]:
         return self._inner.pool()

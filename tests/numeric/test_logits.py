@@ -14,6 +14,7 @@ from tests.plans import PlanMaker
 from tests.reference import embedded_gguf, gguf_model
 from worker_proc.batch import Batch
 from worker_proc.computation import Computation, Outcome
+from worker_proc.drawing import Choices
 from worker_proc.engine import Engine
 from worker_proc.native import build
 from worker_proc.slots import SlotTables
@@ -81,6 +82,9 @@ class Recorder:
 
     def logits(self, rows: IntArray) -> torch.Tensor:
         return self._inner.logits(rows)
+
+    def draw(self, logits: torch.Tensor, choices: Choices) -> IntArray:
+        return self._inner.draw(logits, choices)
 
     def pool(self) -> tuple[torch.Tensor, torch.Tensor]:
         return self._inner.pool()

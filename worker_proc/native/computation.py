@@ -11,6 +11,7 @@ from runtime.types import BoolArray, IntArray
 from worker_proc.batch import Batch
 from worker_proc.checkpoint import Quantization, Weights
 from worker_proc.computation import Outcome
+from worker_proc.drawing import Choices
 from worker_proc.kernels import Kernels
 from worker_proc.model_config import ModelConfig
 from worker_proc.native.linear import INT8, Packer, interleaved
@@ -64,6 +65,7 @@ class NativeComputation:
         )
         self._run: Any = functions["run"]
         self._answer: Any = functions["answer"]
+        self._draw: Any = functions["draw"]
         self._tables: SlotTables | None = None
         self._keys = self._values = torch.empty(0)
         self._page_table = torch.empty(0)
@@ -100,6 +102,11 @@ class NativeComputation:
         sampled, logits = self._room(rows, np.ones(len(rows), np.bool_))
         self._answer(sampled, logits)
         return logits
+
+    def draw(self, logits: torch.Tensor, choices: Choices) -> IntArray:
+        tokens = np.empty(len(logits), np.int32)
+        self._draw(logits, torch.from_numpy(choices.stacked()), torch.from_numpy(tokens))
+        return tokens
 
     def pool(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Both [num_layers, blocks of 64 cells, num_kv_heads, 64, head_dim]."""

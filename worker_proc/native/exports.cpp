@@ -7,6 +7,7 @@
 #include <tvm/ffi/function.h>
 
 #include "decoder.h"
+#include "sampling.h"
 
 namespace tandem {
 namespace {
@@ -166,6 +167,33 @@ void linear(TensorView x, TensorView packed, TensorView bias, TensorView out, in
   (is_bfloat16(x) ? linear_of<BFloat16> : linear_of<Float32>)(x, packed, bias, out, num_threads);
 }
 
+// A token for each row. logits: float32 [r, vocab_size]. choices: float64 [5, r]: temperatures, top_ks, top_ps, min_ps and points.
+// tokens: int32 [r].
+void draw_with(Team& team, std::vector<Drawer>& drawers, TensorView logits, TensorView choices, TensorView tokens) {
+  check(logits.ndim() == 2 && is_float32(logits) && logits.IsContiguous() && logits.size(1) > 0,
+        "logits must be float32 [r, vocab_size]");
+  int64_t r = logits.size(0), vocab_size = logits.size(1);
+  check(choices.dtype().code == kDLFloat && choices.dtype().bits == 64 && choices.IsContiguous() && choices.numel() == 5 * r,
+        "choices must be float64 [5, r]");
+  int32s(tokens, r, "tokens must be int32 [r]");
+  const double* c = (const double*)choices.data_ptr();
+  std::vector<Choice> made;
+  for (int64_t i = 0; i < r; i++) {
+    double temperature = c[i], top_k = c[r + i], top_p = c[2 * r + i], min_p = c[3 * r + i], point = c[4 * r + i];
+    check(temperature > 0 && top_k >= 1 && top_p > 0 && top_p <= 1 && min_p >= 0 && min_p <= 1 && point >= 0 && point < 1,
+          "a choice is out of range: temperature and top_p above 0, top_k from 1, top_p and min_p up to 1, point in [0, 1)");
+    made.push_back({float(temperature), int64_t(std::min(top_k, double(vocab_size))), top_p, float(min_p), point});
+  }
+  draw(team, drawers, (const float*)logits.data_ptr(), vocab_size, made, (int32_t*)tokens.data_ptr());
+}
+
+// For tests: a model draws with its own threads.
+void draw_alone(TensorView logits, TensorView choices, TensorView tokens, int64_t num_threads) {
+  Team team(int(num_threads), {});
+  std::vector<Drawer> drawers;
+  draw_with(team, drawers, logits, choices, tokens);
+}
+
 template <class T>
 class Model {
  public:
@@ -235,6 +263,8 @@ class Model {
   // As run's last two, for any rows of the last step.
   void answer(TensorView sampled, TensorView logits) { decoder_->answer(asked(sampled, logits, decoder_->num_rows())); }
 
+  void draw(TensorView logits, TensorView choices, TensorView tokens) { draw_with(team_, drawers_, logits, choices, tokens); }
+
  private:
   static int64_t number(const Map<String, double>& shape, const char* name) { return int64_t(shape.at(name)); }
 
@@ -278,6 +308,7 @@ class Model {
   Team team_;
   Shape shape_;
   std::vector<int32_t> cells_;
+  std::vector<Drawer> drawers_;
   std::unique_ptr<Decoder<T>> decoder_;
 };
 
@@ -292,6 +323,9 @@ Map<String, Function> functions_of(Map<String, double> shape, Tensors ends, Arra
   }));
   functions.Set("answer", Function::FromTyped([model](TensorView sampled, TensorView logits) {
     model->answer(sampled, logits);
+  }));
+  functions.Set("draw", Function::FromTyped([model](TensorView logits, TensorView choices, TensorView tokens) {
+    model->draw(logits, choices, tokens);
   }));
   return functions;
 }
@@ -309,4 +343,5 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(pack, tandem::pack);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(pack_quantized, tandem::pack_quantized);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(use_large_pages, tandem::use_large_pages);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(linear, tandem::linear);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(draw, tandem::draw_alone);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(make_decoder, tandem::make_decoder);

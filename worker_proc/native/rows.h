@@ -17,7 +17,7 @@ template <class Element>
 class Buffer {
  public:
   Element* data() const { return data_.get(); }
-  Element& operator[](int64_t index) { return data_.get()[index]; }
+  Element& operator[](int64_t index) const { return data_.get()[index]; }
 
   // `size` elements of zero.
   void assign(int64_t size) {

@@ -7,7 +7,7 @@
 // row is padded with zero) or one k of a float32 row.
 #pragma once
 
-#if TANDEM_DOT_BF16
+#if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
@@ -23,6 +23,8 @@ constexpr int kLanes = TANDEM_VECTOR_BYTES / 4;  // words of a register
 using Floats = float __attribute__((vector_size(TANDEM_VECTOR_BYTES)));
 using Words = uint32_t __attribute__((vector_size(TANDEM_VECTOR_BYTES)));
 using Ints = int32_t __attribute__((vector_size(TANDEM_VECTOR_BYTES)));
+using Doubles = double __attribute__((vector_size(TANDEM_VECTOR_BYTES)));  // half as many lanes, as is
+using Longs = int64_t __attribute__((vector_size(TANDEM_VECTOR_BYTES)));
 
 template <class Vector>
 Vector load(const void* from) {
@@ -34,6 +36,12 @@ Vector load(const void* from) {
 template <class Vector>
 void store(void* to, Vector value) {
   std::memcpy(to, &value, sizeof value);
+}
+
+// Half a register of floats.
+inline Doubles widened(const float* from) {
+  using Half = float __attribute__((vector_size(TANDEM_VECTOR_BYTES / 2)));
+  return __builtin_convertvector(load<Half>(from), Doubles);
 }
 
 inline Floats splat(float value) { return value - Floats{}; }
@@ -54,6 +62,21 @@ inline int64_t divided_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Lanes where the mask is all ones from `yes`, elsewhere from `no`.
 inline Floats select(Ints mask, Floats yes, Floats no) { return (Floats)((mask & (Ints)yes) | (~mask & (Ints)no)); }
+
+// A bit for each lane of a comparison's outcome, the first lane's the lowest.
+inline uint32_t lanes_of(Ints mask) {
+#if TANDEM_VECTOR_BYTES == 64
+  return _mm512_movepi32_mask((__m512i)mask);
+#elif TANDEM_VECTOR_BYTES == 32
+  return uint32_t(_mm256_movemask_ps((__m256)mask));
+#elif defined(__x86_64__)
+  return uint32_t(_mm_movemask_ps((__m128)mask));
+#else
+  uint32_t lanes = 0;
+  for (int i = 0; i < kLanes; i++) lanes |= uint32_t(mask[i] & 1) << i;
+  return lanes;
+#endif
+}
 
 inline Floats larger(Floats a, Floats b) { return select(a > b, a, b); }
 

@@ -10,6 +10,7 @@ import torch
 from runtime.errors import InternalError
 from runtime.sampling import SamplingParams
 from tests.plans import int32, set_up
+from worker_proc.drawing import draw_by_torch
 from worker_proc.filters import inverse_cdf, keep_likely
 from worker_proc.logprobs import logprobs_of
 from worker_proc.philox import uniforms
@@ -19,7 +20,7 @@ _VOCAB = 3000
 
 
 def _sampler(*params: SamplingParams, vocab_size: int = _VOCAB) -> Sampler:
-    sampler = Sampler(np.zeros((len(params), 64), np.int32), vocab_size)
+    sampler = Sampler(np.zeros((len(params), 64), np.int32), vocab_size, draw_by_torch)
     for slot, given in enumerate(params):
         sampler.set_slot(set_up(slot, given))
     return sampler
@@ -235,7 +236,7 @@ def test_draws_follow_the_distribution(params: SamplingParams) -> None:
     draws = 6000
     logits = _logits(1, seed=2, scale=1.0, vocab_size=12)
     table = np.tile(int32([*_PAST, 0, 0]), (draws, 1))
-    sampler = Sampler(table, 12)
+    sampler = Sampler(table, 12, draw_by_torch)
     for slot in range(draws):
         sampler.set_slot(set_up(slot, replace(params, seed=slot), prompt_len=1))
     slots, positions = np.arange(draws, dtype=np.int32), np.full(draws, len(_PAST), np.int32)
