@@ -46,6 +46,8 @@ STOP_GRACE_S = 2.5
 """From the Shutdown message to SIGKILL."""
 HEARTBEAT_LIMIT_S = 30.0
 """A process whose I/O thread is silent for this long is taken for dead."""
+SIGNAL_S = 0.2
+"""After this long at most a Ctrl-C is heard while everything starts."""
 SILENT_S = 3.0
 """After this long the front ends are told that it is silent."""
 DRAIN_GRACE_S = 2.0
@@ -176,7 +178,9 @@ class Supervisor:
     def start(self) -> Begin:
         """Start everything; return the common facts when all are ready, or raise why it failed."""
         self._thread.start()
-        self._up.wait()
+        # In slices: a Ctrl-C that another thread is given does not wake one that waits without end.
+        while not self._up.wait(SIGNAL_S):
+            pass
         if self._ending.is_set() or self._begin is None:
             self._over.wait()
             raise self.error or PeerError("the server was stopped while it started")
