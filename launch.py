@@ -6,8 +6,10 @@ import contextlib
 import logging
 import shlex
 import signal
+import socket
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,6 +21,8 @@ from runtime.server import Server
 ASK = Path(__file__).resolve().parent / "examples" / "ask.py"
 DEATH_NEWS_S = 3.0
 """How long the supervisor may take to tell why a connection was lost."""
+WAKE_S = 0.05
+"""After a signal, until the main thread surely waits where it would not hear it."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -51,6 +55,7 @@ def serve(config: Config) -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
+    _hear_signals_at_once()
     try:
         server = Server(config, on_line=_say, on_progress=LoadingBars())
         server.start()
@@ -67,6 +72,24 @@ def serve(config: Config) -> None:
         pass
     if server.supervisor.error is not None:
         raise server.supervisor.error
+
+
+def _hear_signals_at_once() -> None:
+    """A signal that comes just before the main thread blocks is heard only when that wakes, in a
+    terminal perhaps never: another thread wakes it, once, a moment later.
+    """
+    arrivals, inside = socket.socketpair()
+    inside.setblocking(False)
+    signal.signal(signal.SIGUSR1, lambda *_: None)
+    signal.set_wakeup_fd(inside.detach(), warn_on_full_buffer=False)
+
+    def wake() -> None:
+        while numbers := arrivals.recv(64):
+            if set(numbers) != {signal.SIGUSR1}:
+                time.sleep(WAKE_S)
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+    threading.Thread(target=wake, name="signals", daemon=True).start()
 
 
 def _tell_where(server: Server) -> None:
