@@ -104,7 +104,11 @@ class WorkerOptions:
         1, "tensor-parallel ranks, one worker each; this version runs one", least=1, most=1
     )
     threads: int | None = option(
-        None, "compute threads of one worker; by default the physical cores", least=1, most=1024
+        None,
+        "compute threads of one worker; by default the physical cores, or what a container's quota"
+        " allows of them",
+        least=1,
+        most=1024,
     )
     num_page_override: int | None = option(
         None, "pages in the KV pool; by default what kv_memory_fraction holds", least=1

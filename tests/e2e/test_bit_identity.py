@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -23,19 +22,17 @@ from runtime.config import kernels_choice
 from runtime.instance import ModelFiles
 from runtime.messages import StepPlan
 from runtime.options import all_options
-from runtime.types import BoolArray, IntArray, RequestId
+from runtime.types import RequestId
 from tests.plans import PlanMaker
+from tests.recorder import Recorder
 from tests.reference import embedded_gguf
 from tests.scheduling import Harness
 from worker_proc.answer import Answer
-from worker_proc.batch import Batch, make_batch
-from worker_proc.computation import Computation, Outcome
-from worker_proc.drawing import Choices
+from worker_proc.batch import make_batch
 from worker_proc.engine import Engine
 from worker_proc.model_config import read_config
 from worker_proc.models import family_of
 from worker_proc.native import build
-from worker_proc.slots import SlotTables
 
 MAX_TOKENS = 20
 Precision = dict[str, str]
@@ -88,39 +85,16 @@ class Watched:
     """
 
     def __init__(self, loaded: Engine) -> None:
-        self._inner: Computation = loaded.computation
-        self.name = self._inner.name
-        self.engine = Engine(loaded.config, self, loaded.dtype)
+        self._recorder = Recorder(loaded.computation)
+        self.name = self._recorder.name
+        self.engine = Engine(loaded.config, self._recorder, loaded.dtype)
         self.logits_of: Logits = {}
         self._owners: dict[int, RequestId] = {}
-        self._seen: torch.Tensor | None = None
-
-    # What the engine asks of a computation.
-
-    def begin(self, tables: SlotTables, num_pages: int, page_size: int) -> None:
-        self._inner.begin(tables, num_pages, page_size)
-
-    def step(self, batch: Batch, wanted: BoolArray) -> Outcome:
-        outcome = self._inner.step(batch, np.ones_like(wanted))
-        self._seen = outcome.logits
-        logits = outcome.logits[torch.from_numpy(wanted)]
-        return Outcome(likeliest=outcome.likeliest, logits=logits)
-
-    def logits(self, rows: IntArray) -> torch.Tensor:
-        return self._inner.logits(rows)
-
-    def draw(self, logits: torch.Tensor, choices: Choices) -> IntArray:
-        return self._inner.draw(logits, choices)
-
-    def pool(self) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._inner.pool()
-
-    # What a test asks.
 
     def start(self, num_pages: int, page_size: int, num_slots: int, max_seq_len: int) -> None:
         """A pool that holds NaN wherever nothing was written; nothing kept of earlier runs."""
         self.engine.begin(num_pages, page_size, num_slots, max_seq_len)
-        for cells in self.pool():
+        for cells in self._recorder.pool():
             cells.fill_(float("nan"))
         self.logits_of = defaultdict(dict)
         self._owners = {}
@@ -128,9 +102,9 @@ class Watched:
     def answer(self, plan: StepPlan) -> Answer:
         self._owners |= {setup.slot: setup.request for setup in plan.setups}
         batch = make_batch(plan)
-        self._seen = None
+        self._recorder.seen.clear()
         answer = self.engine.answer(plan)
-        rows = [] if self._seen is None else self._seen
+        rows = torch.cat(self._recorder.seen) if self._recorder.seen else []
         for slot, position, row in zip(
             batch.sample_slots.tolist(), batch.sample_positions.tolist(), rows, strict=True
         ):

@@ -9,15 +9,12 @@ import torch
 import transformers
 
 from runtime.instance import ModelFiles
-from runtime.types import BoolArray, IntArray
+from runtime.types import IntArray
 from tests.plans import PlanMaker
+from tests.recorder import Recorder
 from tests.reference import embedded_gguf, gguf_model
-from worker_proc.batch import Batch
-from worker_proc.computation import Computation, Outcome
-from worker_proc.drawing import Choices
 from worker_proc.engine import Engine
 from worker_proc.native import build
-from worker_proc.slots import SlotTables
 
 _TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2}
 # Weights this small keep bfloat16's own rounding, theirs and ours, well inside the tolerance.
@@ -60,34 +57,6 @@ _CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3", {"tie_word_embeddings": False}),
     "qwen3-tied-yarn": ("Qwen3", {"tie_word_embeddings": True, "rope_parameters": _YARN}),
 }
-
-
-class Recorder:
-    """A computation that keeps the logits of every sampling row: [step][r, vocab_size]."""
-
-    def __init__(self, inner: Computation) -> None:
-        self._inner = inner
-        self.name = inner.name
-        self.seen: list[torch.Tensor] = []
-
-    def begin(self, tables: SlotTables, num_pages: int, page_size: int) -> None:
-        self._inner.begin(tables, num_pages, page_size)
-
-    def step(self, batch: Batch, wanted: BoolArray) -> Outcome:
-        outcome = self._inner.step(batch, np.ones_like(wanted))
-        if len(wanted):
-            self.seen.append(outcome.logits)
-        logits = outcome.logits[torch.from_numpy(wanted)]
-        return Outcome(likeliest=outcome.likeliest, logits=logits)
-
-    def logits(self, rows: IntArray) -> torch.Tensor:
-        return self._inner.logits(rows)
-
-    def draw(self, logits: torch.Tensor, choices: Choices) -> IntArray:
-        return self._inner.draw(logits, choices)
-
-    def pool(self) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._inner.pool()
 
 
 @pytest.fixture(params=["torch", *(variant.name for variant in build.runnable())], autouse=True)
