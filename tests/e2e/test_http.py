@@ -284,6 +284,21 @@ def test_every_event_tells_the_usage_so_far_where_asked_for(api: OpenAI) -> None
     assert {c.usage.prompt_tokens for c in chunks} == {chunks[-1].usage.prompt_tokens}
 
 
+@MODES
+def test_a_client_that_sends_every_default_is_served(api: OpenAI, stream: bool) -> None:
+    defaults: Any = {
+        "frequency_penalty": 0, "presence_penalty": 0, "logit_bias": {}, "logprobs": False,
+        "metadata": {}, "modalities": ["text"], "n": 1, "parallel_tool_calls": True,
+        "response_format": {"type": "text"}, "service_tier": "auto", "stop": None, "store": False,
+        "temperature": 1, "tool_choice": "none", "tools": [], "top_p": 1, "verbosity": "medium",
+        "stream_options": {"include_usage": True} if stream else None, "prediction": None,
+        "reasoning_effort": None, "audio": None, "functions": [], "seed": None,
+    }  # fmt: skip
+    done = chat(api, max_tokens=3, stream=stream, **defaults)
+    usage = list(done)[-1].usage if stream else done.usage
+    assert usage.completion_tokens == 3
+
+
 # ---- recorded events --------------------------------------------------------------------------
 
 
@@ -396,7 +411,12 @@ BAD: dict[str, tuple[Any, int, str]] = {
     "no number": (b'{"prompt": "x", "temperature": NaN}', 400, "temperature is nan"),
     "too large": ({"prompt": "a" * (4 << 20)}, 413, "this server takes 4194304"),
     "too many outputs": ({"prompt": ["x"] * 2000, "n": 2}, 400, "are 4000 outputs"),
-    "tools": ({"prompt": "x", "tools": []}, 400, "tools is not supported"),
+    "tools": ({"prompt": "x", "tools": [{}]}, 400, "which this server does not support"),
+    "a form": (
+        {"prompt": "x", "response_format": {"type": "json_object"}},
+        400,
+        "response_format is {'type': 'json_object'}",
+    ),
 }
 
 
