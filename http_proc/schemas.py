@@ -165,6 +165,10 @@ class GenerationBody(Body):
         given = {name: value for name in _SAMPLED if (value := getattr(self, name)) is not None}
         return SamplingParams(logprobs=self.num_logprobs(), **given)
 
+    def names(self) -> dict[str, str]:
+        """Of fields of SamplingParams that have another name here."""
+        return {}
+
     @abstractmethod
     def num_logprobs(self) -> int | None:
         """How many of the likeliest tokens are reported with each; None: no log probabilities."""
@@ -239,6 +243,10 @@ class ChatCompletionBody(GenerationBody, ChatFields):
 
     def num_logprobs(self) -> int | None:
         return self.top_logprobs or 0 if self.logprobs else None
+
+    def names(self) -> dict[str, str]:
+        limit = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+        return {"logprobs": "top_logprobs", "max_tokens": limit}
 
     @model_validator(mode="after")
     def _top_goes_with_logprobs(self) -> Self:

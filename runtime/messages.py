@@ -172,8 +172,8 @@ class Chunk:
     token_ids: IntArray
     text: str
     finish_reason: FinishReason | None
-    matched_stop: str | None
-    """The stop string that ended the text, if one did."""
+    matched_stop: str | int | None
+    """The stop string that ended the text, or the one of the request's stop_token_ids that did."""
     num_prompt_tokens: int
     num_cached_tokens: int
     index: int = 0
@@ -197,11 +197,15 @@ class Chunks:
 @CODEC.register(23)
 @message
 class Failed:
-    """The call `request` was refused or broke; None: the whole connection is refused."""
+    """The call `request` was refused or broke; None: the whole connection is refused.
+
+    kind, field: as in runtime.errors, KINDS and RequestError.
+    """
 
     request: int | None
     kind: str
     text: str
+    field: str | None = None
 
 
 @CODEC.register(24)

@@ -207,7 +207,9 @@ class TokenizerCore:
         try:
             yield
         except UserError as e:
-            self._to_client(client, Failed(request=request, kind=errors.kind_of(e), text=str(e)))
+            field = e.field if isinstance(e, RequestError) else None
+            failed = Failed(request=request, kind=errors.kind_of(e), text=str(e), field=field)
+            self._to_client(client, failed)
         except Exception as e:  # one request's bytes must never end the others'
             _LOG.exception("a client's %s failed", type(message).__name__)
             text = f"the server failed on this request: {type(e).__name__}: {e}"
@@ -293,10 +295,11 @@ class TokenizerCore:
     def _generate(
         self, client: bytes, message: Generate, prompt_ids: IntArray, arrival: int
     ) -> None:
-        sampling = self._admission.resolve(message.sampling, len(prompt_ids))
+        sampling = self._admission.resolve(message, len(prompt_ids))
         outputs: dict[int, LiveRequest] = {}
         credit = Credit(CREDIT * sampling.n)
         kept = replace(message, text=None, token_ids=None, chat=None)
+        told = self._admission.told_stop_ids(sampling)
         for index, alone in enumerate(each_output(sampling)):
             live = LiveRequest(
                 id=self._new_id(),
@@ -305,6 +308,7 @@ class TokenizerCore:
                 prompt_ids=prompt_ids,
                 decoder=self._tokenizer.decoder(sampling.skip_special_tokens),
                 stops=StopMatcher(sampling.stop) if sampling.stop else None,
+                told_stop_ids=told,
                 credit=credit,
                 index=index,
             )

@@ -129,6 +129,16 @@ def test_a_stop_string_ends_it_and_is_told(api: OpenAI, stream: bool) -> None:
 
 
 @MODES
+def test_a_stop_token_ends_it_and_is_told(api: OpenAI, server: Server, stream: bool) -> None:
+    with Client(server.endpoint) as client:
+        ids = client.tokenize("a b c d")
+    done = complete(api, stream, prompt=ids, stop_token_ids=[ids[2]], max_tokens=20)
+    (choice,) = done.choices
+    assert (choice.text, choice.finish_reason) == ("a b", "stop")
+    assert choice.matched_stop == ids[2]
+
+
+@MODES
 def test_cached_prompt_tokens_are_told(api: OpenAI, stream: bool) -> None:
     prompt = "a prompt that nobody else sends, " * 3 + str(stream)
     first, second = (complete(api, stream, prompt=prompt).usage for _ in range(2))
@@ -420,6 +430,65 @@ BAD: dict[str, tuple[Any, int, str]] = {
 }
 
 
+FAULTS = {
+    "bad JSON": (None, None),
+    "an empty prompt": ("prompt", "invalid_value"),
+    "no ids": ("prompt", "invalid_value"),
+    "an unknown id": ("prompt", "invalid_value"),
+    "too long": ("prompt", "context_length_exceeded"),
+    "absurdly long": ("prompt", "context_length_exceeded"),
+    "too many tokens": ("max_tokens", "context_length_exceeded"),
+    "a bad value": ("temperature", "invalid_value"),
+    "too large": (None, None),
+    "too many outputs": ("n", "invalid_value"),
+    "tools": ("tools", "unsupported_value"),
+    "a form": ("response_format", "unsupported_value"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_errors_have_openais_codes_and_name_the_field(url: str, name: str) -> None:
+    error = post(url, "/v1/completions", BAD[name][0])[1]["error"]
+    assert (error["param"], error["code"]) == FAULTS[name]
+
+
+CHAT_FAULTS: list[tuple[dict[str, Any], str, str, str]] = [
+    (
+        {"messages": [{"role": "user", "content": "a b " * 1000}]},
+        "messages", "context_length_exceeded", "this server takes 512",
+    ),
+    (
+        {"max_completion_tokens": 600},
+        "max_completion_tokens", "context_length_exceeded", "this server takes 512",
+    ),
+    ({"max_completion_tokens": 0}, "max_completion_tokens", "invalid_value",
+     "max_completion_tokens is 0: must be"),
+    ({"max_tokens": 0}, "max_tokens", "invalid_value", "max_tokens is 0: must be"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "invalid_value",
+     "top_logprobs is 21: must be"),
+    ({"priority": 101}, "priority", "invalid_value", "priority is 101"),
+    ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "invalid_value", ""),
+    ({"model": "gpt-9"}, "model", "model_not_found", "'gpt-9' is not served here"),
+]  # fmt: skip
+
+
+@MODES
+@pytest.mark.parametrize(("given", "param", "code", "says"), CHAT_FAULTS)
+def test_a_chats_errors_name_the_field_as_its_client_does(
+    api: OpenAI, given: Any, param: str, code: str, says: str, stream: bool
+) -> None:
+    """Also those that only the server behind can find."""
+    with pytest.raises(openai.APIStatusError, match=says) as caught:
+        api.chat.completions.create(model=MODEL, messages=HI, stream=stream, extra_body=given)
+    assert (caught.value.param, caught.value.code) == (param, code)
+
+
+def test_ids_that_are_no_tokens_are_named_as_their_endpoint_does(url: str) -> None:
+    for ids in ([1 << 40], [49152]):
+        error = post(url, "/detokenize", {"tokens": ids})[1]["error"]
+        assert (error["param"], error["code"]) == ("tokens", "invalid_value")
+
+
 @pytest.mark.parametrize(("body", "status", "says"), BAD.values(), ids=BAD.keys())
 def test_what_is_wrong_is_told(url: str, body: Any, status: int, says: str) -> None:
     code, answer = post(url, "/v1/completions", body)
@@ -475,8 +544,9 @@ def test_the_key_is_asked_for() -> None:
         with client_of(url, "sesame") as api:
             assert complete(api, False).choices
         with client_of(url, "guess") as api:
-            with pytest.raises(openai.AuthenticationError, match="wrong or no API key"):
+            with pytest.raises(openai.AuthenticationError, match="wrong or no API key") as caught:
                 complete(api, False)
+            assert caught.value.code == "invalid_api_key"
             with pytest.raises(openai.AuthenticationError):
                 api.models.list()
         assert post(url, "/flush_cache", b"")[0] == 401
@@ -499,7 +569,7 @@ def test_a_full_queue_is_told_with_when_to_try_again() -> None:
         with pytest.raises(openai.RateLimitError, match="1 requests wait already") as caught:
             complete(api, True)
         assert caught.value.response.headers["retry-after"] == "1"
-        assert caught.value.code == "overloaded"
+        assert caught.value.code == "rate_limit_exceeded"
 
 
 def test_a_running_request_is_aborted_by_either_of_its_ids() -> None:
