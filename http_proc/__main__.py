@@ -18,7 +18,7 @@ from http_proc.calls import Calls
 from http_proc.health import Health
 from http_proc.link import Link
 from http_proc.listening import BACKLOG, bound_socket, is_loopback, url_of
-from http_proc.protocol import Protocol
+from http_proc.protocol import PATIENCE_S, Protocol, look_after
 from http_proc.routes import Front
 from runtime.errors import ProcessDied
 from runtime.messages import Begin, Drain, Silent
@@ -26,7 +26,6 @@ from runtime.process import ENDPOINT_FILE, HTTP_FILE, Process, Stopped, run
 
 _LOG = logging.getLogger(__name__)
 
-KEEP_ALIVE_S = 60
 CONTROL_S = 0.5
 """How often the supervisor's wire is looked at even if it seems quiet."""
 LAST_BYTES_S = 0.2
@@ -65,7 +64,7 @@ class Service:
                 server_header=False,
                 proxy_headers=False,
                 backlog=BACKLOG,
-                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_keep_alive=PATIENCE_S,
             )
         )
 
@@ -77,14 +76,20 @@ class Service:
         self._server.config.load()
         self._server.lifespan = self._server.config.lifespan_class(self._server.config)
         await self._server.startup(sockets=[self._listener])
-        ticking = asyncio.create_task(self._server.main_loop())
+        chores = [
+            asyncio.create_task(self._server.main_loop()),
+            asyncio.create_task(look_after(self._server.server_state.connections)),
+        ]
         self._process.ready(f"OpenAI's API at {url_of(self._listener)}/v1")
         while self._stopped is None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._news.wait(), CONTROL_S)
             self._news.clear()
             self._hear()
-        ticking.cancel()
+            for chore in (chore for chore in chores if chore.done()):
+                chore.result()  # it has failed
+        for chore in chores:
+            chore.cancel()
         await self._end(self._stopped.reason or "the server was shut down")
         raise self._stopped
 
