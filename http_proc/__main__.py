@@ -98,22 +98,22 @@ class Service:
         try:
             for message in self._process.check_control():
                 if isinstance(message, Drain):
-                    self._draining = asyncio.create_task(self._drain(message.timeout_s))
+                    self._draining = asyncio.create_task(self._drain(message))
                 elif isinstance(message, Silent):
                     self._health.silent = message.names
         except Stopped as stop:
             self._stopped = stop
             self._news.set()
 
-    async def _drain(self, timeout_s: float) -> None:
+    async def _drain(self, drain: Drain) -> None:
         """Let nobody in; say so to the supervisor when the last request has ended."""
         self._calls.are_closed = True
-        _LOG.info("draining: %d requests may run for %g s more", len(self._calls), timeout_s)
+        _LOG.info("draining: %d requests may run for %g s more", len(self._calls), drain.timeout_s)
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(drain.timeout_s):
                 await self._calls.wait_until_none()
         except TimeoutError:
-            await self._end(f"the server is being shut down, and {timeout_s:g} s are over")
+            await self._end(drain.end)
         await asyncio.sleep(LAST_BYTES_S)
         self._process.drained()
 

@@ -17,6 +17,7 @@ from runtime.errors import (
     ProcessDied,
     RequestAborted,
     RequestError,
+    ShuttingDown,
     TandemError,
     TooLong,
     UserError,
@@ -38,6 +39,7 @@ _TYPES = {
 """By status; any other is an invalid_request_error."""
 _STATUSES: Mapping[type[TandemError], int] = {
     Overloaded: 429,
+    ShuttingDown: 503,
     RequestAborted: 503,
     UserError: 400,
     ConnectionLost: 503,

@@ -7,6 +7,7 @@
     │   ├── RequestError     a request can't be served as asked
     │   │   └── TooLong      its prompt, or that and its output, is longer than the context
     │   ├── Overloaded       the queue is full: try again later
+    │   ├── ShuttingDown     the server takes no new request: ask another
     │   └── RequestAborted   the request was aborted before it could end by itself
     ├── PeerError            the other end of a wire is gone or broke the protocol
     │   ├── ProtocolError    an undecodable message, a gap in the numbers, an old epoch
@@ -55,6 +56,13 @@ class Overloaded(UserError):
     """The waiting queue is full."""
 
 
+class ShuttingDown(UserError):
+    """The server is being shut down: what runs may end, nothing new begins."""
+
+    def __init__(self, text: str = "the server is being shut down: ask another, or later") -> None:
+        super().__init__(text)
+
+
 class RequestAborted(UserError):
     """The request was aborted (by the client, its deadline or a shutdown) before it ended."""
 
@@ -88,6 +96,7 @@ KINDS: dict[str, type[TandemError]] = {
     "too_long": TooLong,
     "request": RequestError,
     "overloaded": Overloaded,
+    "shutting_down": ShuttingDown,
     "aborted": RequestAborted,
     "died": ProcessDied,
     "protocol": ProtocolError,

@@ -513,18 +513,24 @@ class Shutdown:
 @CODEC.register(107)
 @message
 class Drain:
-    """Supervisor → a front end: take no new request; answer Drained once none is left.
+    """Supervisor → whom users are connected to: take no new request; answer Drained once none is
+    left.
 
     timeout_s: what still runs this long from now is to be ended with an error.
     """
 
     timeout_s: float
 
+    @property
+    def end(self) -> str:
+        """The text of that error."""
+        return f"the server is being shut down, and {self.timeout_s:g} s (drain_timeout) are over"
+
 
 @CODEC.register(108)
 @message
 class Drained:
-    """A front end → supervisor: no request of its users is left."""
+    """Its answer: no request of its users is left."""
 
 
 @CODEC.register(109)

@@ -772,6 +772,44 @@ def test_a_heartbeat_keeps_a_client(bench: Bench) -> None:
     assert bench.forgotten == []
 
 
+# ---- the end of the server --------------------------------------------------------------------
+
+
+def test_a_server_that_drains_refuses_new_requests_and_ends_the_others(bench: Bench) -> None:
+    submit = bench.generate(0, sampling=SamplingParams(max_tokens=2))
+    bench.core.drain()
+    for client in (b"a", b"new"):
+        (failed,) = bench.client(generate(1), client)
+        assert (failed.request, failed.kind) == (1, "shutting_down")
+        assert "is being shut down" in failed.text
+        assert bench.client(Hello(), client)
+        assert bench.client(
+            Tokenize(request=2, text="ab", chat=None, add_special_tokens=False), client
+        )
+    assert bench.core.num_requests == 1
+    bench.tokens(submit, "ab", code=FinishCode.LENGTH)
+    assert bench.core.num_requests == 0
+
+
+def test_a_request_whose_text_is_being_converted_is_one_that_runs(bench: Bench) -> None:
+    assert bench.client(long_chat(1)) == []
+    bench.core.drain()
+    assert bench.core.num_requests == 1
+    convert(bench)
+    assert bench.core.num_requests == 1
+    assert isinstance(bench.to_scheduler[-1], Submit)
+
+
+def test_what_is_converted_after_the_end_was_told_is_nobodys(bench: Bench) -> None:
+    """Its client had its final message, and would get a second one."""
+    bench.client(long_chat(1))
+    bench.core.shut_down("over")
+    bench.take()
+    convert(bench)
+    assert [m.kind for m in bench.final_messages(1)] == ["died"]
+    assert bench.core.num_requests == 0
+
+
 # ---- what is refused --------------------------------------------------------------------------
 
 BAD = {
