@@ -8,7 +8,9 @@ import contextlib
 import logging
 import resource
 import socket
+import sys
 import time
+from pathlib import Path
 
 import uvicorn
 import uvloop
@@ -28,6 +30,8 @@ _LOG = logging.getLogger(__name__)
 
 CONTROL_S = 0.5
 """How often the supervisor's wire is looked at even if it seems quiet."""
+SPARE_FILES = 64
+"""Of those that the process may open, so many are not for connections of HTTP clients."""
 LAST_BYTES_S = 0.2
 """How long the last events of a server that ends may take to leave."""
 
@@ -76,9 +80,10 @@ class Service:
         self._server.config.load()
         self._server.lifespan = self._server.config.lifespan_class(self._server.config)
         await self._server.startup(sockets=[self._listener])
+        connections = self._server.server_state.connections
         chores = [
             asyncio.create_task(self._server.main_loop()),
-            asyncio.create_task(look_after(self._server.server_state.connections)),
+            asyncio.create_task(look_after(connections, _most_connections())),
         ]
         self._process.ready(f"OpenAI's API at {url_of(self._listener)}/v1")
         while self._stopped is None:
@@ -152,6 +157,14 @@ def _allow_many_connections() -> None:
     """The usual limit of 1024 open files would end the thousandth client."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _most_connections() -> int:
+    """How many fit into the limit of open files, beside those that are open and the spare ones."""
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most == resource.RLIM_INFINITY:
+        return sys.maxsize
+    return max(1, most - len(list(Path("/proc/self/fd").iterdir())) - SPARE_FILES)
 
 
 if __name__ == "__main__":

@@ -79,10 +79,9 @@ def as_http_error(error: TandemError, names: Mapping[str, str] = MappingProxyTyp
     """
     status = next((s for kind, s in _STATUSES.items() if isinstance(error, kind)), 500)
     code = next((c for kind, c in _CODES.items() if isinstance(error, kind)), None)
-    text, param = str(error), getattr(error, "field", None)
-    if param in names:
-        text = re.sub(rf"\b{param}(?= is )", names[param], text)
-        param = names[param]
+    text, param = str(error), error.field if isinstance(error, RequestError) else None
+    if param is not None and (name := names.get(param)) is not None:
+        text, param = re.sub(rf"\b{param}(?= is )", name, text), name
     return HttpError(status, text, param=param, code=code)
 
 

@@ -5,7 +5,7 @@ Rules:
  1. Everything is read as it comes, so that the end of a connection shows: what was sent ahead of
     its turn is kept, within bounds.
  2. A client that keeps the server waiting, for the next request, for the rest of one, or for a
-    response to be read, is let go of.
+    response to be read, is let go of; sooner where there are too many connections.
 """
 
 import asyncio
@@ -92,8 +92,23 @@ class Protocol(HttpToolsProtocol):
         awaited = self._find_awaited()
         if awaited != self._awaited:
             self._awaited, self._since_s = awaited, now_s
-        if awaited is not _NOTHING and now_s - self._since_s > PATIENCE_S:
-            self._give_up(awaited.what)
+        if self.waits_since_s is not None and now_s - self.waits_since_s > PATIENCE_S:
+            self.give_up()
+
+    @property
+    def waits_since_s(self) -> float | None:
+        """The look that first found the client to keep the server waiting; None if it doesn't."""
+        return None if self._awaited is _NOTHING else self._since_s
+
+    def give_up(self) -> None:
+        """The client does not do what is awaited."""
+        what = self._awaited.what
+        if what == "rest" and not self._is_refused:
+            self._refuse(408, "the request was not completed in time")
+        elif what == "read":
+            self.transport.abort()
+        else:
+            self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client is gone, also for a request that is answered while others wait behind it."""
@@ -174,14 +189,6 @@ class Protocol(HttpToolsProtocol):
             return _NOTHING
         return _Awaited("rest" if self._is_in_request else "next", self._num_requests)
 
-    def _give_up(self, what: str) -> None:
-        if what == "rest" and not self._is_refused:
-            self._refuse(408, f"the request was not complete within {PATIENCE_S} s")
-        elif what == "read":
-            self.transport.abort()
-        else:
-            self.transport.close()
-
     def _refuse(self, status: int, message: str) -> None:
         """Answer, unless an answer has begun, and let go of the connection."""
         self._is_refused = True
@@ -200,13 +207,25 @@ class Protocol(HttpToolsProtocol):
         self.loop.call_later(CLOSE_S, self.transport.close)
 
 
-async def look_after(connections: Set[Any]) -> None:
-    """Look at each of the connections, again and again."""
+async def look_after(connections: Set[Any], most: int) -> None:
+    """Look at each of the connections, again and again; have no more than `most` for long."""
     loop = asyncio.get_running_loop()
     while True:
         await asyncio.sleep(LOOK_S)
         for connection in list(connections):
             connection.look(loop.time())
+        make_room(connections, most)
+
+
+def make_room(connections: Set[Any], most: int) -> None:
+    """Let go of those that have kept the server waiting for longest, down to `most` in all.
+
+    They must not keep others from connecting.
+    """
+    if (num_over := len(connections) - most) > 0:
+        waiting = [c for c in connections if c.waits_since_s is not None]
+        for connection in sorted(waiting, key=lambda c: c.waits_since_s)[:num_over]:
+            connection.give_up()
 
 
 def _num_taken(connection: Any) -> int:

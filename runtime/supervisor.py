@@ -50,6 +50,8 @@ SIGNAL_S = 0.2
 """After this long at most a Ctrl-C is heard while everything starts."""
 SILENT_S = 3.0
 """After this long the front ends are told that it is silent."""
+STANDSTILL_S = 6.0
+"""After this long nobody waits for it to end its requests."""
 DRAIN_GRACE_S = 2.0
 """How long the last requests may take to be ended once drain_timeout is over."""
 EXIT_WAIT_S = 0.5
@@ -344,7 +346,7 @@ class Supervisor:
             timeout_s = self._instance.config.server.drain_timeout
             self._drain_end_s = now + timeout_s + DRAIN_GRACE_S
             self._tell(router, Drain(timeout_s=timeout_s), told)
-        awaited = [c for c in told if not c.is_drained and c.last_heard_s > now - SILENT_S]
+        awaited = [c for c in told if not c.is_drained and c.last_heard_s > now - STANDSTILL_S]
         return not awaited or now > self._drain_end_s
 
     def _tell(self, router: Router, message: object, children: Sequence[_Child]) -> None:

@@ -142,10 +142,12 @@ def test_a_second_signal_ends_at_once(second: int) -> None:
 def test_an_aborted_request_is_not_waited_for() -> None:
     with serving("--drain-timeout", "600") as (program, at), Client(at) as client:
         stream = client.generate(PROMPT, ENDLESS, stream=True)
-        next(iter(stream))
+        chunks = iter(stream)
+        next(chunks)
         program.signal(signal.SIGTERM)
         wait_until_refused(client)
         stream.abort()
+        assert list(chunks)[-1].finish_reason == "abort"
         assert program.wait() == 0, program.everything()
 
 

@@ -1,11 +1,12 @@
 """HTTP clients that go, read slowly, or find the server ending; real connections and signals."""
 
-import contextlib
+import http.client
 import json
 import os
 import re
 import signal
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,17 @@ from runtime.errors import ConfigError
 from runtime.options import HttpOptions
 from runtime.server import Server
 from runtime.sync_client import Client
-from tests.fakes import ECHO, SLOW_ECHO, HttpPeer, Script, get, launch, simulated_server, until
+from tests.fakes import (
+    ECHO,
+    LAUNCH,
+    SLOW_ECHO,
+    HttpPeer,
+    Script,
+    get,
+    launch,
+    simulated_server,
+    until,
+)
 
 PROMPT = "one two three"
 ENDLESS = {"prompt": PROMPT, "max_tokens": 30_000, "ignore_eos": True}
@@ -130,7 +141,7 @@ def test_many_requests_that_are_never_finished_hinder_nobody() -> None:
     half = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 4000000\r\n"
     with (
         simulated_server(http=True, http_port=0) as server,
-        contextlib.ExitStack() as stack,
+        ExitStack() as stack,
     ):
         url = str(server.http_url)
         pid = server.supervisor.pids["http"]
@@ -143,6 +154,25 @@ def test_many_requests_that_are_never_finished_hinder_nobody() -> None:
             assert peer.until(b"\r\n").startswith(b"HTTP/1.1 200")
         assert get(f"{url}/health")[0] == 200
         assert resident_mb(pid) < before + 60
+
+
+def test_connections_that_do_nothing_keep_nobody_from_connecting() -> None:
+    """They used to hold all files that the process may open, for as long as they liked."""
+    code = "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))\n" + LAUNCH
+
+    def is_served() -> bool:
+        try:
+            return get(f"{url}/health")[0] == 200
+        except (OSError, http.client.HTTPException):  # no file was free, or it was the oldest
+            return False
+
+    with Script(code, " ".join(ECHO), "--http-port", "0") as program, ExitStack() as stack:
+        url = program.line("HTTP at ")
+        for _ in range(400):
+            stack.enter_context(HttpPeer(url))
+        until(is_served, "it is served")
+        program.signal(signal.SIGTERM)
+        assert program.wait() == 0, program.everything()
 
 
 # ---- readers that are slow --------------------------------------------------------------------

@@ -20,6 +20,7 @@ from http_proc.protocol import (
     PATIENCE_S,
     PIECE_BYTES,
     Protocol,
+    make_room,
 )
 
 HEAD = b"POST /%s HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
@@ -182,7 +183,7 @@ def test_a_request_that_is_never_finished_is_given_up(sent: bytes, before: bytes
             site.connection.look(PATIENCE_S + 1)
             head, _, body = (await reader.read()).partition(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 408")
-            assert "was not complete within 60 s" in json.loads(body)["error"]["message"]
+            assert "was not completed in time" in json.loads(body)["error"]["message"]
             await site.until(lambda: not site.state.connections)
 
     run(test)
@@ -252,6 +253,33 @@ def test_a_response_that_nobody_reads_is_given_up() -> None:
             assert site.state.connections
             site.connection.look(PATIENCE_S + 1)
             await site.until(lambda: not site.state.connections)
+
+    run(test)
+
+
+def test_where_there_are_too_many_those_that_wait_longest_go_first() -> None:
+    """Connections that do nothing took all the files that the server may open."""
+
+    async def test() -> None:
+        async with served() as (site, _, writer):
+            writer.write(request(b"wait"))
+            await site.started.wait()
+            busy = site.connection
+            idle = []
+            for index in range(4):
+                _, other = await asyncio.open_connection(*writer.get_extra_info("peername"))
+                await site.until(lambda count=index + 2: len(site.state.connections) == count)
+                (new,) = set(site.state.connections) - {busy, *(c for c, _ in idle)}
+                idle.append((new, other))
+                for connection in list(site.state.connections):
+                    connection.look(index)
+            for most, num_left in ((5, 5), (3, 3), (0, 1)):
+                make_room(site.state.connections, most)
+                await site.until(lambda count=num_left: len(site.state.connections) == count)
+                kept = {busy, *(c for c, _ in idle[5 - num_left :])}
+                assert site.state.connections == kept
+            for _, other in idle:
+                other.transport.abort()
 
     run(test)
 
