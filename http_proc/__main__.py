@@ -20,7 +20,7 @@ from http_proc.calls import Calls
 from http_proc.health import Health
 from http_proc.link import Link
 from http_proc.listening import BACKLOG, bound_socket, is_loopback, url_of
-from http_proc.protocol import PATIENCE_S, Protocol, look_after
+from http_proc.protocol import Protocol, look_after
 from http_proc.routes import Front
 from runtime.errors import ProcessDied
 from runtime.messages import Begin, Drain, Silent
@@ -28,6 +28,8 @@ from runtime.process import ENDPOINT_FILE, HTTP_FILE, Process, Stopped, run
 
 _LOG = logging.getLogger(__name__)
 
+NEVER_S = 1 << 30
+"""After this uvicorn itself closes connections that idle: `look_after` does it."""
 CONTROL_S = 0.5
 """How often the supervisor's wire is looked at even if it seems quiet."""
 SPARE_FILES = 64
@@ -68,7 +70,7 @@ class Service:
                 server_header=False,
                 proxy_headers=False,
                 backlog=BACKLOG,
-                timeout_keep_alive=PATIENCE_S,
+                timeout_keep_alive=NEVER_S,
             )
         )
 

@@ -32,6 +32,10 @@ PATIENCE_S = 60
 """How long a client may keep the server waiting."""
 LOOK_S = 0.5
 """How often each connection is looked at."""
+PATIENCE_LOOKS = round(PATIENCE_S / LOOK_S)
+"""Looks are counted and not seconds: while this process stands still (stopped by a signal, say) it
+hears nobody, and then it is the one that keeps others waiting.
+"""
 CLOSE_S = 0.5
 """How long a client whose request is none may take to read so."""
 
@@ -65,8 +69,8 @@ class Protocol(HttpToolsProtocol):
     _answered: RequestResponseCycle | None = None
     """The request that is answered now, or was last; `self.cycle` is the last that was parsed."""
     _awaited = _NOTHING
-    _since_s = 0.0
-    """The look that first found this awaited."""
+    num_waits = 0
+    """Looks since the first that found the client to keep the server waiting for just this."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """As uvicorn makes it."""
@@ -84,21 +88,17 @@ class Protocol(HttpToolsProtocol):
             text = f"more than {MAX_AHEAD_BYTES} bytes were sent before the answer had come"
             self._refuse(413, text)
 
-    def look(self, now_s: float) -> None:
-        """End the connection if its client keeps the server waiting for too long.
+    def look(self) -> None:
+        """End the connection if its client has kept the server waiting for too long.
 
         To be called every LOOK_S.
         """
         awaited = self._find_awaited()
-        if awaited != self._awaited:
-            self._awaited, self._since_s = awaited, now_s
-        if self.waits_since_s is not None and now_s - self.waits_since_s > PATIENCE_S:
+        is_same = awaited == self._awaited and awaited is not _NOTHING
+        self.num_waits = self.num_waits + 1 if is_same else 0
+        self._awaited = awaited
+        if self.num_waits > PATIENCE_LOOKS:
             self.give_up()
-
-    @property
-    def waits_since_s(self) -> float | None:
-        """The look that first found the client to keep the server waiting; None if it doesn't."""
-        return None if self._awaited is _NOTHING else self._since_s
 
     def give_up(self) -> None:
         """The client does not do what is awaited."""
@@ -209,11 +209,10 @@ class Protocol(HttpToolsProtocol):
 
 async def look_after(connections: Set[Any], most: int) -> None:
     """Look at each of the connections, again and again; have no more than `most` for long."""
-    loop = asyncio.get_running_loop()
     while True:
         await asyncio.sleep(LOOK_S)
         for connection in list(connections):
-            connection.look(loop.time())
+            connection.look()
         make_room(connections, most)
 
 
@@ -223,8 +222,8 @@ def make_room(connections: Set[Any], most: int) -> None:
     They must not keep others from connecting.
     """
     if (num_over := len(connections) - most) > 0:
-        waiting = [c for c in connections if c.waits_since_s is not None]
-        for connection in sorted(waiting, key=lambda c: c.waits_since_s)[:num_over]:
+        waiting = [connection for connection in connections if connection.num_waits]
+        for connection in sorted(waiting, key=lambda c: -c.num_waits)[:num_over]:
             connection.give_up()
 
 

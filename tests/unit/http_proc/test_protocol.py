@@ -15,6 +15,7 @@ import uvloop
 from uvicorn.server import ServerState
 
 from http_proc.protocol import (
+    LOOK_S,
     MAX_AHEAD_BYTES,
     MAX_HEAD_BYTES,
     PATIENCE_S,
@@ -150,6 +151,12 @@ def test_a_client_that_goes_is_noticed_whatever_it_has_sent_ahead(ahead: bytes, 
     run(test)
 
 
+def wait(connection: Protocol, seconds: float) -> None:
+    """As if so long had passed."""
+    for _ in range(round(seconds / LOOK_S)):
+        connection.look()
+
+
 # ---- clients that wait ------------------------------------------------------------------------
 
 
@@ -174,13 +181,13 @@ def test_a_request_that_is_never_finished_is_given_up(sent: bytes, before: bytes
                 await reader.readuntil(b";")
             writer.write(sent)
             await site.until(lambda: site.connection._is_in_request)
-            site.connection.look(0)
-            for now in range(1, PATIENCE_S + 1):
+            site.connection.look()
+            for _ in range(PATIENCE_S):
                 writer.write(b"a")
                 await asyncio.sleep(0)
-                site.connection.look(now)
+                wait(site.connection, 1)
                 assert not site.connection._is_refused
-            site.connection.look(PATIENCE_S + 1)
+            site.connection.look()
             head, _, body = (await reader.read()).partition(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 408")
             assert "was not completed in time" in json.loads(body)["error"]["message"]
@@ -196,12 +203,13 @@ def test_a_connection_that_idles_is_closed(sent: bytes) -> None:
             writer.write(sent)
             if site.connection._num_requests or len(sent) > 2:
                 await reader.readuntil(b";")
-            for now in range(PATIENCE_S + 1):
-                site.connection.look(now)
+            site.connection.look()
+            for _ in range(PATIENCE_S):
                 writer.write(b"\r\n")  # is no request
                 await asyncio.sleep(0)
+                wait(site.connection, 1)
             assert not site.connection.transport.is_closing()
-            site.connection.look(PATIENCE_S + 1)
+            site.connection.look()
             assert await reader.read() == b""
 
     run(test)
@@ -210,13 +218,11 @@ def test_a_connection_that_idles_is_closed(sent: bytes) -> None:
 def test_each_request_has_its_own_time() -> None:
     async def test() -> None:
         async with served() as (site, reader, writer):
-            for turn in range(4):
-                now = turn * (PATIENCE_S - 1)
-                site.connection.look(now)
+            for _ in range(4):
+                wait(site.connection, PATIENCE_S)
                 writer.write(HEAD % (b"count", 2))
                 await site.until(lambda: site.connection._is_in_request)
-                site.connection.look(now)
-                site.connection.look(now + PATIENCE_S - 1)
+                wait(site.connection, PATIENCE_S)
                 writer.write(b"xx")
                 assert (await reader.readuntil(b";")).endswith(b"2;")
 
@@ -229,8 +235,8 @@ def test_a_client_that_waits_for_its_answer_may_do_so_for_ever(ahead: bytes) -> 
         async with served() as (site, _, writer):
             writer.write(request(b"wait", b"x" * 200_000) + ahead)
             await site.started.wait()
-            for now in range(0, 10_000, 100):
-                site.connection.look(now)
+            for _ in range(20):
+                wait(site.connection, PATIENCE_S)
                 await asyncio.sleep(0)
             assert not site.gone.is_set()
             assert not site.connection.transport.is_closing()
@@ -248,10 +254,10 @@ def test_a_response_that_nobody_reads_is_given_up() -> None:
             while taken != site.connection._find_awaited():  # until sockets are full
                 taken = site.connection._find_awaited()
                 await asyncio.sleep(0.05)
-            site.connection.look(0)
-            site.connection.look(PATIENCE_S)
-            assert site.state.connections
-            site.connection.look(PATIENCE_S + 1)
+            site.connection.look()
+            wait(site.connection, PATIENCE_S)
+            assert not site.connection.transport.is_closing()
+            site.connection.look()
             await site.until(lambda: not site.state.connections)
 
     run(test)
@@ -266,13 +272,13 @@ def test_where_there_are_too_many_those_that_wait_longest_go_first() -> None:
             await site.started.wait()
             busy = site.connection
             idle = []
-            for index in range(4):
+            for count in range(2, 6):
                 _, other = await asyncio.open_connection(*writer.get_extra_info("peername"))
-                await site.until(lambda count=index + 2: len(site.state.connections) == count)
+                await site.until(lambda count=count: len(site.state.connections) == count)
                 (new,) = set(site.state.connections) - {busy, *(c for c, _ in idle)}
                 idle.append((new, other))
                 for connection in list(site.state.connections):
-                    connection.look(index)
+                    wait(connection, 1)
             for most, num_left in ((5, 5), (3, 3), (0, 1)):
                 make_room(site.state.connections, most)
                 await site.until(lambda count=num_left: len(site.state.connections) == count)
@@ -290,14 +296,13 @@ def test_a_slow_reader_is_a_reader() -> None:
             reader._limit = 1  # type: ignore[attr-defined]
             writer.write(request(b"large"))
             await site.until(lambda: site.connection.transport.get_write_buffer_size())
-            num_read, now = 0, 0
+            num_read = 0
             while site.connection.transport.get_write_buffer_size():
                 before = site.connection._find_awaited()
-                site.connection.look(now)
                 while before == site.connection._find_awaited():
                     num_read += len(await reader.read(200_000))
                     await asyncio.sleep(0)
-                now += PATIENCE_S
+                wait(site.connection, PATIENCE_S)
             while num_read < LARGE:
                 num_read += len(await reader.read(1_000_000))
 
