@@ -124,9 +124,13 @@ async def load(url: str, streams: int, tokens: int, words: int, rounds: int) -> 
 
 def _quantiles(name: str, seconds: list[float]) -> dict[str, float | None]:
     if len(seconds) < 2:
-        return {f"{name}_p50": None, f"{name}_p99": None}
+        return {f"{name}_mean": None, f"{name}_p50": None, f"{name}_p99": None}
     cuts = statistics.quantiles(seconds, n=100)
-    return {f"{name}_p50": cuts[49] * 1e3, f"{name}_p99": cuts[98] * 1e3}
+    return {
+        f"{name}_mean": statistics.fmean(seconds) * 1e3,
+        f"{name}_p50": cuts[49] * 1e3,
+        f"{name}_p99": cuts[98] * 1e3,
+    }
 
 
 def main() -> None:

@@ -35,6 +35,7 @@ ROWS = (1, 4, 8, 16, 32, 64)
 CONTEXT = 128
 LONG_ROWS, LONG_CONTEXT = 8, 4096
 PREFILL = 2048
+PAGE_SIZE = 16
 SECONDS = 2.0
 """For the steps of one kind, of which there are at least MIN_STEPS."""
 MIN_STEPS = 3
@@ -99,12 +100,13 @@ def prepared(engine: Engine, segments: Sequence[Segment]) -> StepPlan:
     A slot for each, whose cells before the segment hold numbers as if computed.
     """
     longest = max(segment.context for segment in segments)
-    engine.begin(len(segments) * longest, 1, len(segments), longest)
+    per_slot = -(-longest // PAGE_SIZE)
+    engine.begin(len(segments) * per_slot, PAGE_SIZE, len(segments), longest)
     for cells in engine.computation.pool():
         _fill(cells)
-    plans = PlanMaker(page_size=1)
+    plans = PlanMaker(PAGE_SIZE)
     for slot, segment in enumerate(segments):
-        pages = range(slot * longest, slot * longest + segment.context)
+        pages = range(slot * per_slot, (slot + 1) * per_slot)
         plans.admit(slot, [1000 + i % 1000 for i in range(segment.context)], pages)
     runs = [(i, s.context - s.length, s.length, True) for i, s in enumerate(segments)]
     engine.execute(plans.plan(*runs))

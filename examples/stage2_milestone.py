@@ -38,6 +38,7 @@ LONG_PROMPT = "Explain, step by step, why the sky is blue. " * 25
 SETTINGS = {
     "dtype": "float32",
     "max_running_req": 8,
+    "page_size": 1,
     "num_page_override": 2048,
     "max_seq_len_override": 512,
     "overlap": False,

@@ -18,6 +18,10 @@ class Counters:
     """Prompt and output tokens computed again after a retraction."""
     generated: int = 0
     """Output tokens delivered."""
+    first_tokens: int = 0
+    """Requests that have had an output token."""
+    first_token_s: float = 0.0
+    """From their arrival to that token's step's end, summed up."""
     ended: int = 0
     retractions: int = 0
     prefill_steps: deque[tuple[int, int]] = field(

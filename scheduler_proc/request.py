@@ -35,6 +35,8 @@ class Request:
     submit: Submit
     deadline: float | None
     """Absolute, in the scheduler's monotonic seconds."""
+    arrived_s: float
+    """When it came, in the same seconds."""
     ids: IntArray
     """int32 [known]: prompt and outputs; what the slot table holds while running."""
     state: State = State.WAITING
@@ -44,6 +46,8 @@ class Request:
     num_cached: int | None = None
     """Prompt tokens found in the cache when it was first admitted."""
     num_retractions: int = 0
+    has_token: bool = False
+    """Whether it has had an output token."""
     next_prompt_logprob: int = 1
     """If they are asked for: the first prompt token whose log probability is not told yet."""
     queued_at: int = 0

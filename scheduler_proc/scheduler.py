@@ -71,6 +71,8 @@ class Scheduler:
         self._memory = KvMemory(PageAllocator(num_pages), cache, self._slots, options.page_size)
         self._queue = WaitingQueue(policy_of(options.policy, cache))
         self._live: dict[RequestId, Request] = {}
+        self._num_tokenless = 0
+        """Live requests that have had no token yet."""
         self._deadlines: list[tuple[float, RequestId]] = []
         self._in_flight: deque[_InFlight] = deque()
         self._step = 0
@@ -86,8 +88,9 @@ class Scheduler:
             self._emit(submit.request, refusal)
             return
         deadline = None if submit.deadline_s is None else now + submit.deadline_s
-        request = Request(submit, deadline, submit.token_ids)
+        request = Request(submit, deadline, now, submit.token_ids)
         self._live[request.id] = request
+        self._num_tokenless += 1
         self._queue.push(request)
         if deadline is not None:
             self._drop_past_deadlines()
@@ -146,7 +149,7 @@ class Scheduler:
             slots, tokens = slots[current], tokens[current]
             logprobs = logprobs and logprobs.select(current)
         if len(slots):
-            self._append_tokens(slots, tokens, logprobs)
+            self._append_tokens(slots, tokens, logprobs, result.ended_s)
 
     def flush_cache(self) -> int:
         """Free every cached page that no running request uses; how many."""
@@ -216,6 +219,8 @@ class Scheduler:
         running = {r.id for r in self._slots.owners.values()}
         if waiting & running or waiting | running != set(self._live):
             raise IntegrityError("a live request is not in exactly one of queue and slots")
+        if self._num_tokenless != sum(not r.has_token for r in self._live.values()):
+            raise IntegrityError(f"{self._num_tokenless} requests are said to have no token yet")
         for request in self._live.values():
             if request.state is not (State.WAITING if request.id in waiting else State.RUNNING):
                 raise IntegrityError(f"request {request.id} is {request.state.name}")
@@ -256,8 +261,12 @@ class Scheduler:
             request.next_prompt_logprob += news.logprobs.num_tokens
             self._emit(request.id, news)
 
-    def _append_tokens(self, slots: IntArray, tokens: IntArray, logprobs: Logprobs | None) -> None:
-        """New known tokens, one for each of `slots`; ends whom they complete."""
+    def _append_tokens(
+        self, slots: IntArray, tokens: IntArray, logprobs: Logprobs | None, ended_s: float
+    ) -> None:
+        """New known tokens, one for each of `slots`, from a step that ended then; ends whom they
+        complete.
+        """
         table = self._slots
         known = table.known[slots]
         table.token_ids[slots, known] = tokens
@@ -274,8 +283,19 @@ class Scheduler:
         )
         self.counters.generated += len(tokens)
         self._emit_tokens(batch)
+        if self._num_tokenless:
+            self._note_first_tokens(slots[batch.offsets == 0], ended_s)
         for slot in slots[reasons != FinishCode.NOT_YET]:
             self._end(table.owners[slot])
+
+    def _note_first_tokens(self, slots: IntArray, ended_s: float) -> None:
+        """The requests in these slots have had their first token, from a step that ended then."""
+        for slot in slots:
+            request = self._slots.owners[slot]
+            request.has_token = True
+            self._num_tokenless -= 1
+            self.counters.first_tokens += 1
+            self.counters.first_token_s += ended_s - request.arrived_s
 
     def _emit_tokens(self, batch: TokenBatch) -> None:
         """The batch, or its parts if several tokenizers own its requests."""
@@ -306,6 +326,7 @@ class Scheduler:
             self._queue.remove(request)
         request.move(State.ENDED)
         del self._live[request.id]
+        self._num_tokenless -= not request.has_token
         self.counters.ended += 1
         self._planner.someone_ended()
 

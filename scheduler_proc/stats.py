@@ -59,6 +59,8 @@ def stats(core: Scheduler, clock: Clock) -> Json:
         "prompt_tokens_cached": counters.prompt_cached,
         "tokens_recomputed": counters.recomputed,
         "tokens_generated": counters.generated,
+        "first_tokens": counters.first_tokens,
+        "first_token_s": counters.first_token_s,
         "requests_ended": counters.ended,
         "retractions": counters.retractions,
         "prefill_steps": [list(entry) for entry in counters.prefill_steps],

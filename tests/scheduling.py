@@ -47,7 +47,7 @@ class Harness:
         **options: Any,
     ) -> None:
         """max_seq_len: by default what the pool holds, as at launch. options: SchedulerOptions'."""
-        self.options = SchedulerOptions(**options)
+        self.options = SchedulerOptions(**{"page_size": 1, **options})
         self.simulation = simulation
         capacity = num_pages * self.options.page_size
         self.max_seq_len = capacity if max_seq_len is None else min(capacity, max_seq_len)
@@ -146,12 +146,16 @@ class Harness:
                 tokens=answer.tokens,
                 logprobs=answer.logprobs,
                 prompt_logprobs=answer.prompt_logprobs,
-                started_s=0.0,
-                ended_s=0.0,
+                started_s=len(self.plans) - 1.0,
+                ended_s=float(len(self.plans)),  # a step is a second
             )
             self._results.append(result)
         self._listen()
         return plan
+
+    def answered_s(self) -> float:
+        """When the step of the oldest result ended."""
+        return self._results[0].ended_s
 
     def answer(self) -> bool:
         """Apply the oldest result; False if none is in flight."""

@@ -8,7 +8,7 @@ from runtime.errors import ConfigError
 from runtime.messages import StepPlan, StepResult
 from runtime.process import Process, run
 from worker_proc.answer import Answer
-from worker_proc.feed import PlanFeed
+from worker_proc.exchange import Exchange
 from worker_proc.simulated import SimulatedEngine, Simulation
 
 Execute = Callable[[StepPlan], Answer]
@@ -20,29 +20,36 @@ SIMULATED_CONTEXT = 1 << 15
 
 def serve(process: Process, execute: Execute) -> None:
     """Execute plans in the order in which they come, until the supervisor ends the process."""
-    instance, name = process.instance, process.name
-    results = process.transport.outbox(instance.wire("results"), f"{name} → scheduler")
-    wire = f"scheduler → {name}"
-    with PlanFeed(process.transport, instance.wire(name), wire, process.control) as feed:
+    with _exchange(process) as exchange:
         while True:
-            feed.wait()
+            exchange.wait()
             process.check_control()
-            while (plan := feed.take()) is not None:
+            while (plan := exchange.take()) is not None:
                 started_s = time.monotonic()
                 answer = execute(plan)
                 ended_s = time.monotonic()
-                # Every rank knows the same tokens; the scheduler hears them once.
-                if name == "worker-0":
-                    results.send(
-                        StepResult(
-                            step=plan.step,
-                            tokens=answer.tokens,
-                            logprobs=answer.logprobs,
-                            prompt_logprobs=answer.prompt_logprobs,
-                            started_s=started_s,
-                            ended_s=ended_s,
-                        )
+                exchange.give(
+                    StepResult(
+                        step=plan.step,
+                        tokens=answer.tokens,
+                        logprobs=answer.logprobs,
+                        prompt_logprobs=answer.prompt_logprobs,
+                        started_s=started_s,
+                        ended_s=ended_s,
                     )
+                )
+
+
+def _exchange(process: Process) -> Exchange:
+    """This rank's wires. Every rank knows the same tokens; the scheduler hears them once."""
+    instance, name, transport = process.instance, process.name, process.transport
+    return Exchange(
+        lambda: transport.inbox(instance.wire(name), f"scheduler → {name}"),
+        (lambda: transport.outbox(instance.wire("results"), f"{name} → scheduler"))
+        if name == "worker-0"
+        else None,
+        process.control,
+    )
 
 
 def real_worker(process: Process) -> Execute:
@@ -86,7 +93,7 @@ def simulated_worker(process: Process, simulation: Simulation) -> Execute:
     """As `real_worker`, with no model behind it.
 
     A step sleeps where a model would compute, so it lasts up to 0.15 ms longer than asked, all of
-    it counted as busy. Spinning to the exact end was tried: it keeps the plan feed from its turn.
+    it counted as busy. Spinning to the exact end was tried: it keeps the exchange from its turn.
     """
     config = process.instance.config
     process.progress("loading nothing", 0.0)

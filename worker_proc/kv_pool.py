@@ -33,7 +33,12 @@ class KvPool:
         return self.keys[layer].index_select(0, cells), self.values[layer].index_select(0, cells)
 
 
+def padded(head_dim: int) -> int:
+    """The room that native kernels give a head's key or value: whole cache lines of words."""
+    return -(-head_dim // 16) * 16
+
+
 def bytes_per_page(config: ModelConfig, page_size: int, dtype: torch.dtype) -> int:
-    """What one page takes over all layers, keys and values."""
-    per_cell = 2 * config.num_layers * config.num_kv_heads * config.head_dim
+    """What one page takes over all layers, keys and values; padding included."""
+    per_cell = 2 * config.num_layers * config.num_kv_heads * padded(config.head_dim)
     return per_cell * page_size * dtype.itemsize

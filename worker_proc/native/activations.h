@@ -3,27 +3,10 @@
 // What a change must not break: a row is quantized by itself, in one fixed order.
 #pragma once
 
-#include <array>
-
 #include "quantized.h"
 #include "rows.h"
 
 namespace tandem {
-
-// Every lane folded with every other, halves onto each other: two(a, b) must not care for order.
-template <int WIDTH = kLanes / 2, class Two>
-int32_t fold_lanes(Ints value, Two&& two) {
-  if constexpr (WIDTH == 0) {
-    return value[0];
-  } else {
-    static constexpr auto kPartners = [] {
-      std::array<int32_t, kLanes> lanes{};
-      for (int lane = 0; lane < kLanes; lane++) lanes[lane] = lane ^ WIDTH;
-      return lanes;
-    }();
-    return fold_lanes<WIDTH / 2>(two(value, __builtin_shuffle(value, load<Ints>(kPartners.data()))), two);
-  }
-}
 
 // The largest magnitude among GROUP values, of which a NaN is the largest of all.
 template <int GROUP>
@@ -32,7 +15,7 @@ float magnitude(const float* values) {
   Ints most = {};
 #pragma GCC unroll 16
   for (int i = 0; i < GROUP; i += kLanes) most = larger(most, (Ints)((Words)load<Floats>(values + i) & 0x7fffffff));
-  return as_float(uint32_t(fold_lanes(most, larger)));
+  return as_float(uint32_t(fold(most, larger)));
 }
 
 // Values times `factor`, rounded to whole numbers, ties to even. They must come out within ±2^22.
@@ -62,7 +45,7 @@ void quantize(const float* values, ActivationGroup<Q>& to) {
     total += whole;
     store(found + i, __builtin_convertvector(whole, Bytes));
   }
-  int32_t sum = fold_lanes(total, [](Ints a, Ints b) { return a + b; });
+  int32_t sum = fold(total, [](Ints a, Ints b) { return a + b; });
   to.scale = top / 127.0f;
   if (Q::kLeast) to.sum = float(sum) * to.scale;
   else to.start = -Q::kOffset * sum;

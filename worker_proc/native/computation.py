@@ -13,6 +13,7 @@ from worker_proc.checkpoint import Quantization, Weights
 from worker_proc.computation import Outcome
 from worker_proc.drawing import Choices
 from worker_proc.kernels import Kernels
+from worker_proc.kv_pool import padded
 from worker_proc.model_config import ModelConfig
 from worker_proc.native.linear import INT8, Packer, interleaved
 from worker_proc.native.memory import large
@@ -74,7 +75,7 @@ class NativeComputation:
     def begin(self, tables: SlotTables, num_pages: int, page_size: int) -> None:
         config = self._config
         blocks = -(-num_pages * page_size // _BLOCK_CELLS)
-        cells = (blocks, config.num_kv_heads, _BLOCK_CELLS, config.head_dim)
+        cells = (blocks, config.num_kv_heads, _BLOCK_CELLS, padded(config.head_dim))
         self._keys = large(self._kernels, (config.num_layers, *cells), self._dtype)
         self._values = large(self._kernels, (config.num_layers, *cells), self._dtype)
         self._tables = tables
@@ -109,7 +110,9 @@ class NativeComputation:
         return tokens
 
     def pool(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Both [num_layers, blocks of 64 cells, num_kv_heads, 64, head_dim]."""
+        """Both [num_layers, blocks of 64 cells, num_kv_heads, 64, padded head_dim], as large as
+        that; how the elements lie in a block is said in pool.h.
+        """
         return self._keys, self._values
 
     def _room(self, rows: IntArray, wanted: BoolArray) -> tuple[torch.Tensor, torch.Tensor]:

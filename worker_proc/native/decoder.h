@@ -145,13 +145,12 @@ class Decoder {
     products_.multiply(rank, layer.qkv, normed_, n, [&](int64_t row, int64_t column, const float* sums) {
       put(sums, std::min(kColumns, qkv_.width() - column), qkv_.row(row) + column);
     });
-    team_.share(rank, n, [&](int64_t row) { place(rank, index, row, pool.row(step.out_loc[row]), pool); });
+    team_.share(rank, n, [&](int64_t row) { place(rank, index, row, step.out_loc[row], pool); });
     int64_t num_items = int64_t(blocks_.size()) * num_kv_heads;
     auto cells = [&](int64_t item) -> Cells<T> {
       if (item == num_items) return {};
       const Segment& segment = step.segments[blocks_[item / num_kv_heads].segment];
-      int64_t place = pool.place(index, item % num_kv_heads);
-      return {pool.keys + place, pool.values + place, segment.cells, segment.start + segment.length};
+      return {pool.head(index, item % num_kv_heads), segment.cells, segment.start + segment.length};
     };
     team_.share(rank, num_items, [&](int64_t item) {
       const QueryBlock& block = blocks_[item / num_kv_heads];
@@ -170,18 +169,16 @@ class Decoder {
     int64_t size = shape_.head_dim;
     float* scratch = floats_[rank].data();
     Element* heads = qkv_.row(row);
-    for (int64_t head = 0; head < shape_.num_heads + shape_.num_kv_heads; head++) {
-      bool is_key = head >= shape_.num_heads;
-      const float* weight = is_key ? layer.key_norm : layer.query_norm;
-      widen<T>(heads + head * size, size, scratch);
+    const Element* values = heads + shape_.query_width() + shape_.key_width();
+    for (int64_t head = 0; head < shape_.num_heads + shape_.num_kv_heads; head++, heads += size) {
+      int64_t kv_head = head - shape_.num_heads;
+      const float* weight = kv_head >= 0 ? layer.key_norm : layer.query_norm;
+      widen<T>(heads, size, scratch);
       if (weight != nullptr) norm(scratch, weight, size, shape_.eps, scratch);
       rotate(scratch, size, cos(row), sin(row));
-      Element* to = is_key ? pool.keys + pool.place(index, head - shape_.num_heads) + cell * size : heads + head * size;
-      narrow<T>(scratch, size, to);
+      narrow<T>(scratch, size, heads);
+      if (kv_head >= 0) pool.head(index, kv_head).put(cell, heads, values + kv_head * size);
     }
-    const Element* values = heads + shape_.query_width() + shape_.key_width();
-    for (int64_t head = 0; head < shape_.num_kv_heads; head++)
-      std::copy_n(values + head * size, size, pool.values + pool.place(index, head) + cell * size);
   }
 
   // x += mlp(norm(x)). Source: SwiGLU (arXiv 2002.05202).

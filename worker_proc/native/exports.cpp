@@ -234,7 +234,7 @@ class Model {
     const int32_t* seg = int32s(segments, 4 * s, "segments must be int32 [4, s]");
     const int32_t* token = int32s(tokens, 3 * n, "tokens must be int32 [3, n]");
     const int32_t* table = int32s(page_table, page_table.numel(), "page_table must be int32");
-    Pool<T> pool = pool_of(keys, values);
+    Pool<T> pool = pool_of(keys, values, page_size % kTileCells == 0);
     for (int64_t i = 0; i < n; i++) {
       check(0 <= token[i] && token[i] < shape_.vocab_size, "a token id is not in the vocabulary");
       check(0 <= token[2 * n + i] && token[2 * n + i] < pool.num_cells(), "an out_loc is not in the pool");
@@ -252,7 +252,7 @@ class Model {
         int64_t first = int64_t(table[slot * num_pages + page]) * page_size;
         check(0 <= first && first + page_size <= pool.num_cells(), "a page is not in the pool");
         for (int64_t offset = 0; offset < std::min(page_size, end - page * page_size); offset++)
-          cells_.push_back(int32_t(pool.row(first + offset)));
+          cells_.push_back(int32_t(first + offset));
       }
     }
     for (int64_t i = 0; i < s; i++)
@@ -280,15 +280,15 @@ class Model {
     return matrix_of<T>(from.at(name), bias, out_features, in_features, name.c_str());
   }
 
-  Pool<T> pool_of(TensorView keys, TensorView values) {
+  Pool<T> pool_of(TensorView keys, TensorView values, bool tiled) {
     check(keys.ndim() == 5 && keys.IsContiguous() && values.IsContiguous() && keys.size(0) == int64_t(layers_.size()) &&
-              keys.size(2) == shape_.num_kv_heads && keys.size(3) == Pool<T>::kCells && keys.size(4) == shape_.head_dim &&
-              keys.numel() == values.numel() && keys.dtype().bits == 8 * int(sizeof(typename T::Element)) &&
-              keys.size(1) * keys.size(2) * keys.size(3) <= std::numeric_limits<int32_t>::max(),
-          "keys and values must be [num_layers, blocks, num_kv_heads, 64, head_dim] of the model's dtype, with less than 2^31"
-          " rows a layer");
-    return {(typename T::Element*)keys.data_ptr(), (typename T::Element*)values.data_ptr(), keys.size(1), keys.size(2),
-            keys.size(4)};
+              keys.size(2) == shape_.num_kv_heads && keys.size(3) == kBlockCells &&
+              keys.size(4) == padded(shape_.head_dim) && keys.numel() == values.numel() &&
+              keys.dtype().bits == 8 * int(sizeof(typename T::Element)) && values.dtype() == keys.dtype() &&
+              keys.size(1) * kBlockCells <= std::numeric_limits<int32_t>::max(),
+          "keys and values must be [num_layers, blocks, num_kv_heads, 64, padded head_dim] of the model's dtype, of less than"
+          " 2^31 cells");
+    return {(uint32_t*)keys.data_ptr(), (uint32_t*)values.data_ptr(), keys.size(1), keys.size(2), shape_.head_dim, tiled};
   }
 
   Asked asked(TensorView sampled, TensorView logits, int64_t num_rows) {

@@ -11,6 +11,7 @@
 #include <immintrin.h>
 #endif
 
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -80,22 +81,27 @@ inline uint32_t lanes_of(Ints mask) {
 
 inline Floats larger(Floats a, Floats b) { return select(a > b, a, b); }
 
-// Halves folded onto each other until one lane is left: always the same order.
-template <class Fold>
-float fold(Floats value, Fold&& two) {
-  float lanes[kLanes];
-  store(lanes, value);
-  for (int width = kLanes / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; i++) lanes[i] = two(lanes[i], lanes[i + width]);
-  return lanes[0];
+// The first lane after halves were folded onto each other until one lane is left: always the same order.
+template <int WIDTH = kLanes / 2, class Vector, class Two>
+auto fold(Vector value, Two&& two) {
+  if constexpr (WIDTH == 0) {
+    return value[0];
+  } else {
+    static constexpr auto kPartners = [] {
+      std::array<int32_t, kLanes> lanes{};
+      for (int lane = 0; lane < kLanes; lane++) lanes[lane] = lane ^ WIDTH;
+      return lanes;
+    }();
+    return fold<WIDTH / 2>(two(value, (Vector)__builtin_shuffle((Ints)value, load<Ints>(kPartners.data()))), two);
+  }
 }
 
 inline float sum(Floats value) {
-  return fold(value, [](float a, float b) { return a + b; });
+  return fold(value, [](Floats a, Floats b) { return a + b; });
 }
 
 inline float largest(Floats value) {
-  return fold(value, [](float a, float b) { return a > b ? a : b; });
+  return fold(value, larger);
 }
 
 // 2^x, to about 2 units in the last place; 0 below 2^-126, -inf included.

@@ -233,3 +233,24 @@ def test_a_finish_that_keeps_what_the_request_has_not_had_is_refused(keep: int) 
         harness.step()
     with pytest.raises(ProtocolError, match=f"first {keep} output tokens; it has had 2"):
         harness.scheduler.finish(Finish(request=request, keep=keep))
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_the_time_to_each_first_token_is_counted_once(overlap: bool) -> None:
+    """Chunks, a retraction and an end without a token included."""
+    harness = Harness(40, page_size=1, max_extend_tokens=3, overlap=overlap, cache_type="naive")
+    requests = [harness.submit(PROMPT[i : i + 4], 20) for i in range(4)]
+    waiting = harness.submit(PROMPT[:30], 5)
+    harness.abort(waiting)
+    times: dict[int, float] = {}
+    while not harness.scheduler.is_idle:
+        if harness.plan() is None:
+            step = harness.answered_s()
+            harness.answer()
+            for request in requests:
+                if harness.outputs[request]:
+                    times.setdefault(request, step)
+    counters = harness.scheduler.counters
+    assert counters.retractions > 0
+    assert counters.first_tokens == len(requests) == len(times)
+    assert counters.first_token_s == sum(times.values())

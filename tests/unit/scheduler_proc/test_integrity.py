@@ -332,7 +332,7 @@ def test_a_fault_is_noticed(fault: Callable[[Parts], None], text: str) -> None:
 def test_an_illegal_move_tells_its_story(moves: list[State], text: str) -> None:
     harness = Harness(4)
     submit = harness.submits[harness.submit([1], 1)]
-    request = Request(submit, None, submit.token_ids)
+    request = Request(submit, None, 0.0, submit.token_ids)
     for state in moves[:-1]:
         request.move(state)
     with pytest.raises(IntegrityError, match=text):

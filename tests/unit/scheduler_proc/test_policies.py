@@ -223,4 +223,4 @@ def request(number: int, priority: int) -> Request:
         deadline_s=None,
         priority=priority,
     )
-    return Request(submit, None, submit.token_ids)
+    return Request(submit, None, 0.0, submit.token_ids)
