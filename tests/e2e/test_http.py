@@ -21,7 +21,7 @@ from tests.openai_api import HI, MODEL, MODES, PROMPT, chat, client_of, complete
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with simulated_server(http=True, http_port=0, max_seq_len_override=512) as running:
+    with simulated_server(http=True, http_port=0, max_seq_len_override=512, page_size=1) as running:
         yield running
 
 

@@ -34,7 +34,7 @@ class Subject:
 
 
 QWEN3: dict[str, dict[str, Any]] = {
-    "in chunks": {"max_extend_tokens": 20},
+    "in chunks": {"max_extend_tokens": 20, "page_size": 1},
     "whole": {"page_size": 16},
     "by torch": {"max_extend_tokens": 20, "page_size": 16},
 }
