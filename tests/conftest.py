@@ -1,5 +1,6 @@
 """Fixtures that tests of several rooms share."""
 
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -8,6 +9,13 @@ import pytest
 
 from runtime.server import Server
 from tests import fakes
+
+
+def pytest_configure() -> None:
+    """Programs that tests interrupt must hear it, also where the tests run in the background of a
+    shell script: that ignores SIGINT, and so would all that is started from there.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +47,10 @@ def embedded_gguf() -> Path:
     return path
 
 
+@cache
 def gguf_model(path: Path) -> Any:
-    """transformers' float32 model of a GGUF llama; from_pretrained(gguf_file=…) would want
-    accelerate.
+    """transformers' float32 model of a GGUF llama, loaded once for all tests;
+    from_pretrained(gguf_file=…) would want accelerate.
     """
     gguf_utils: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
     config = transformers.AutoConfig.from_pretrained(path.parent, gguf_file=path.name)

@@ -51,6 +51,13 @@ class PackedLinear:
 
 
 def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-    """The fastest product that this build of torch has; weight and bias belong to it."""
-    packs = torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
-    return PackedLinear(weight, bias) if packs else PlainLinear(weight, bias)
+    """The fastest product that torch has here; weight and bias belong to it."""
+    return PackedLinear(weight, bias) if _can_pack(weight.dtype) else PlainLinear(weight, bias)
+
+
+def _can_pack(dtype: torch.dtype) -> bool:
+    """Whether this build of torch packs weights, and this processor computes with such ones."""
+    operators = torch.ops.mkldnn
+    if not (torch._C._has_mkldnn and hasattr(operators, "_reorder_linear_weight")):
+        return False
+    return dtype == torch.float32 or bool(operators._is_mkldnn_bf16_supported())

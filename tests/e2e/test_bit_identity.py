@@ -10,6 +10,7 @@ import json
 import zlib
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -328,10 +329,12 @@ def test_all_at_once_with_every_kernel(
     shape, precision = pair
     model = loaded(written(SHAPES[shape], tmp_path), PRECISIONS[precision], threads=2)
     assert model.name == kernels
-    assert_all_at_once(model, PROMPTS[:5])
+    assert_all_at_once(model, PROMPTS[:5], alone(model, PROMPTS[:5]))
 
 
-def assert_all_at_once(model: Watched, prompts: list[list[int]]) -> None:
+def assert_all_at_once(
+    model: Watched, prompts: list[list[int]], expected: list[torch.Tensor]
+) -> None:
     """Each prompt twice, in a pool that holds little more than two of them."""
     run = Run(model, page_size=4, max_extend_tokens=29, num_pages=90)
     for ids in [*prompts, *prompts]:
@@ -339,7 +342,7 @@ def assert_all_at_once(model: Watched, prompts: list[list[int]]) -> None:
     run.run()
     assert max(run.admissions.values()) > 1, "nobody was retracted"
     assert max(run.cached.values()) > 0, "nothing was cached"
-    assert_same_bits(run.logits, alone(model, prompts) * 2)
+    assert_same_bits(run.logits, expected * 2)
 
 
 # ---- the real model --------------------------------------------------------------------------
@@ -361,7 +364,7 @@ def test_the_real_models_logits(real: Watched) -> None:
             run.submit(ids, MAX_TOKENS)
         run.run()
         assert_same_bits(run.logits, expected)
-    assert_all_at_once(real, REAL_PROMPTS)
+    assert_all_at_once(real, REAL_PROMPTS, expected)
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -375,28 +378,30 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=list(PRECISIONS))
-def precision(request: pytest.FixtureRequest) -> Precision:
-    return PRECISIONS[request.param]
+# One precision sees all of them; that each does in the engine, the tests above show.
+_WHOLE = [
+    ("float32", "chunks of 7, no overlap"),
+    *(("bfloat16", name) for name in OPTIONS),
+    ("int8", "a pool that forces retractions"),
+]
 
 
-@pytest.fixture(scope="module")
-def tokens_alone(precision: Precision) -> list[list[int]]:
+@cache
+def tokens_alone(precision: str) -> list[list[int]]:
     """One by one through a server of one thread that caches nothing."""
     sampling = SamplingParams(max_tokens=32, ignore_eos=True)
-    with LLM(**precision, threads=1, cache_type="naive") as llm:
+    with LLM(**PRECISIONS[precision], threads=1, cache_type="naive") as llm:
         return [llm.generate([ids], sampling)[0]["token_ids"] for ids in REAL_PROMPTS]
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=list(OPTIONS))
-def test_the_whole_systems_tokens(
-    precision: Precision, tokens_alone: list[list[int]], options: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize(("precision", "name"), [pair for pair in _WHOLE if pair[0] in PRECISIONS])
+def test_the_whole_systems_tokens(precision: str, name: str) -> None:
     """All at once, then once more, when a cache has them."""
+    options, expected = OPTIONS[name], tokens_alone(precision)
     sampling = SamplingParams(max_tokens=32, ignore_eos=True)
-    with LLM(**precision, **options) as llm:
+    with LLM(**PRECISIONS[precision], **options) as llm:
         for _ in range(2):
             outputs = llm.generate(REAL_PROMPTS, sampling)
-            assert [output["token_ids"] for output in outputs] == tokens_alone
+            assert [output["token_ids"] for output in outputs] == expected
         if "num_page_override" in options:
             assert llm.stats()["retractions"] > 0

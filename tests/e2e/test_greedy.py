@@ -9,7 +9,8 @@ import pytest
 from runtime import LLM, SamplingParams
 from tests.reference import Greedy, embedded_gguf, gguf_model, greedy
 
-NUM_TOKENS = 64
+NUM_TOKENS = 32
+"""Two pages of 16."""
 PROMPTS = [
     [504],  # a single token
     [504, 3575, 282, 4649, 314],
@@ -39,12 +40,11 @@ def assert_equal(outputs: list[dict[str, Any]], expected: list[Greedy]) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"page_size": 16},
         {"page_size": 1, "max_extend_tokens": 7},
         {"page_size": 16, "max_running_req": 3, "overlap": False, "cache_type": "naive"},
         {"page_size": 4, "num_page_override": 60, "max_seq_len_override": 200},
     ],
-    ids=["one batch", "chunks of 7", "3 slots, no overlap", "a pool that forces retractions"],
+    ids=["chunks of 7", "3 slots, no overlap", "a pool that forces retractions"],
 )
 def test_greedy_tokens_equal_transformers(options: dict[str, Any], expected: list[Greedy]) -> None:
     sampling = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
@@ -54,11 +54,14 @@ def test_greedy_tokens_equal_transformers(options: dict[str, Any], expected: lis
             assert llm.stats()["retractions"] > 0
 
 
-def test_greedy_tokens_equal_transformers_one_by_one(expected: list[Greedy]) -> None:
+def test_greedy_tokens_equal_transformers_in_one_batch_and_one_by_one(
+    expected: list[Greedy],
+) -> None:
     sampling = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
-    with LLM("SmolLM2-135M-Instruct", dtype="float32") as llm:
-        outputs = [llm.generate([prompt], sampling)[0] for prompt in PROMPTS]
-    assert_equal(outputs, expected)
+    with LLM("SmolLM2-135M-Instruct", dtype="float32", page_size=16) as llm:
+        assert_equal(llm.generate(PROMPTS, sampling), expected)
+        llm.flush_cache()
+        assert_equal([llm.generate([prompt], sampling)[0] for prompt in PROMPTS], expected)
 
 
 def test_int8_greedy_tokens_are_the_same_alone_and_in_a_batch() -> None:

@@ -119,6 +119,22 @@ def test_outputs_of_one_call_share_the_prompt_and_differ_by_their_seeds(llm: LLM
     assert llm.stats()["prompt_tokens_computed"] < 3 * len(PROMPT) + 40
 
 
+SEEDED = [PROMPT[-5 - n :] for n in range(6)]
+
+
+@pytest.fixture(scope="module")
+def alone(llm: LLM) -> list[list[int]]:
+    """The tokens of each of SEEDED by itself."""
+    return [llm.generate([SEEDED[n]], seeded(n))[0]["token_ids"] for n in range(len(SEEDED))]
+
+
+def seeded(seed: int) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=40, temperature=0.9, top_p=0.95, seed=seed, repetition_penalty=1.3,
+        presence_penalty=0.6, frequency_penalty=0.4, min_tokens=20, min_p=0.02,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -128,19 +144,11 @@ def test_outputs_of_one_call_share_the_prompt_and_differ_by_their_seeds(llm: LLM
     ids=["no overlap", "a pool that forces retractions"],
 )
 def test_seeded_output_with_penalties_is_the_same_alone_and_in_any_company(
-    llm: LLM, options: dict[str, Any]
+    alone: list[list[int]], options: dict[str, Any]
 ) -> None:
-    prompts = [PROMPT[-5 - n :] for n in range(6)]
-    each = [
-        SamplingParams(
-            max_tokens=40, temperature=0.9, top_p=0.95, seed=n, repetition_penalty=1.3,
-            presence_penalty=0.6, frequency_penalty=0.4, min_tokens=20, min_p=0.02,
-        )
-        for n in range(6)
-    ]  # fmt: skip
-    alone = [llm.generate([p], s)[0]["token_ids"] for p, s in zip(prompts, each, strict=True)]
+    each = [seeded(n) for n in range(len(SEEDED))]
     with LLM("SmolLM2-135M-Instruct", dtype="float32", **options) as other:
-        together = [result["token_ids"] for result in other.generate(prompts, each)]
+        together = [result["token_ids"] for result in other.generate(SEEDED, each)]
         if "num_page_override" in options:
             assert other.stats()["retractions"] > 0
     assert together == alone

@@ -144,10 +144,10 @@ class SchedulerModel(RuleBasedStateMachine):
 
 
 TestScheduler = SchedulerModel.TestCase
-TestScheduler.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestScheduler.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     options=OPTIONS,

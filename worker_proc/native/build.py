@@ -11,6 +11,8 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,11 +20,12 @@ from tvm_ffi import Module, libinfo, load_module
 
 from runtime.config import cache_dir
 from runtime.errors import ConfigError
+from worker_proc.threads import usable_cpus
 
-_SOURCE = Path(__file__).parent / "exports.cpp"
+_FOLDER = Path(__file__).parent
 _CPUINFO = Path("/proc/cpuinfo")
 _COMPILERS = ("g++", "c++")
-_FLAGS = ("-std=c++20", "-O3", "-fPIC", "-shared", "-pthread")
+_FLAGS = ("-std=c++20", "-O3", "-fPIC", "-pthread")
 # Rows are written as numbers and read as words; equal names of two variants must stay apart.
 _RULES = ("-fno-strict-aliasing", "-fvisibility=hidden", "-Wno-psabi")
 _BUILD_TIMEOUT_S = 300
@@ -171,22 +174,29 @@ def _sweep(folder: Path) -> None:
 
 
 def _compile(compiler: str, variant: Variant, target: Path) -> None:
+    """Beside `target`, an object of every source, as many at once as there are CPUs."""
     log.info("building the %s kernels in %s", variant.name, target.parent.parent)
-    library = Path(libinfo.find_libtvm_ffi())
+    sources = sorted(_FOLDER.glob("*.cpp"))
+    objects = [target.with_name(f"{source.stem}.o") for source in sources]
     includes = (libinfo.find_include_path(), libinfo.find_dlpack_include_path())
-    command = [
-        compiler,
-        *variant.arguments(),
-        *(f"-isystem{path}" for path in includes),
-        str(_SOURCE),
-        *("-o", str(target)),
-        *(f"-L{library.parent}", "-ltvm_ffi"),
-    ]
+    options = (*variant.arguments(), *(f"-isystem{path}" for path in includes))
+
+    def translate(source: Path, made: Path) -> None:
+        _run_compiler([compiler, *options, "-c", str(source), "-o", str(made)])
+
+    with ThreadPoolExecutor(usable_cpus()) as pool:
+        list(pool.map(translate, sources, objects))
+    library = Path(libinfo.find_libtvm_ffi())
+    linked = (*map(str, objects), "-o", str(target), f"-L{library.parent}", "-ltvm_ffi")
+    _run_compiler([compiler, "-shared", "-pthread", *linked])
+
+
+def _run_compiler(command: Sequence[str]) -> None:
     ended = _run(command)
     if ended.returncode:
         lines = ended.stderr.splitlines() or ["no message"]
         fault = next((line for line in lines if "error" in line), lines[0])
-        raise NoKernels(f"{compiler} failed ({fault}): is it a g++ of version 11 or later?")
+        raise NoKernels(f"{command[0]} failed ({fault}): is it a g++ of version 11 or later?")
 
 
 def _compiler() -> str:
@@ -201,14 +211,14 @@ def _key(compiler: str, variant: Variant) -> str:
     """Changes with all that the library is made of."""
     ended = _run([compiler, "--version"])
     headers = Path(libinfo.find_include_path()) / "tvm" / "ffi" / "c_api.h"
-    sources = [path.read_text() for path in sorted(_SOURCE.parent.glob("*.[ch]*"))]
+    sources = [path.read_text() for path in sorted(_FOLDER.glob("*.[ch]*"))]
     digest = hashlib.sha256()
     for part in (*sources, ended.stdout, *variant.arguments(), headers.read_text()):
         digest.update(f"\0{part}".encode())
     return digest.hexdigest()[:24]
 
 
-def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(
             command,

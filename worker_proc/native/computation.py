@@ -133,7 +133,7 @@ def _each(parts: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 class _Loader:
-    """Weights by the names that exports.cpp has for them."""
+    """Weights by the names that model.h has for them."""
 
     def __init__(self, packer: Packer, config: ModelConfig, weights: Weights) -> None:
         self._packer = packer

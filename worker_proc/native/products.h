@@ -24,11 +24,7 @@ class Products {
     if (weight.format == Format::kPlain) return tandem::multiply<T>(team_, rank, weight, x.words(), num_rows, finish);
     with_format(weight.format, [&](auto format) {
       using Q = decltype(format);
-      team_.share(rank, num_rows, [&](int64_t row) {
-        float* values = scratch_[rank].data();
-        widen<T>(x.row(row), weight.in_features, values);
-        quantized_.put<Q>(row, values, weight.in_features);
-      });
+      quantize<Q>(rank, x, num_rows, weight.in_features);
       multiply_quantized<Q>(team_, rank, weight, quantized_.groups<Q>(weight.in_features), num_rows, finish);
     });
   }
@@ -46,6 +42,16 @@ class Products {
   }
 
  private:
+  // Compiled once a format, not once more for every Finish.
+  template <class Q>
+  [[gnu::noinline]] void quantize(int rank, Rows<T>& x, int64_t num_rows, int64_t width) {
+    team_.share(rank, num_rows, [&](int64_t row) {
+      float* values = scratch_[rank].data();
+      widen<T>(x.row(row), width, values);
+      quantized_.put<Q>(row, values, width);
+    });
+  }
+
   Team& team_;
   QuantizedRows quantized_;
   std::vector<Buffer<float>> scratch_;  // a rank's each: a row

@@ -128,77 +128,19 @@ struct GroupRows {
   }
 };
 
-// A line of weights into L2: in L1 it would drive out the rows before its turn comes.
-inline void ask_for(const char* line) { __builtin_prefetch(line, 0, 2); }
-
 constexpr int kQuantizedWide = kLanes == 16 ? 2 : 1;
 constexpr int kQuantizedPassColumns = kQuantizedWide * kLanes;
 constexpr int kQuantizedMaxRows = kLanes == 16 ? 8 : 4;  // whose whole numbers fill the registers; the float sums wait in the cache
 
-// sums[r][c] = the sum over k of rows[r][k] · weights[k][c], for ROWS rows and the block's columns [first, first +
+// sums[r][c] = the sum over k of rows[r][k] · weights[k][c], for some rows and the block's columns [first, first +
 // kQuantizedPassColumns).
-template <class Q, int ROWS>
-void quantized_tile(const typename Q::Group* weights, int64_t first, int64_t num_groups, GroupRows rows,
-                    float (*sums)[kColumns]) {
-  constexpr int kWide = kQuantizedWide;
-  Floats found[ROWS][kWide] = {};
-  for (int64_t g = 0; g < num_groups; g++) {
-    const typename Q::Group& group = weights[g];
-    const ActivationGroup<Q>* x[ROWS];
-#pragma GCC unroll 16
-    for (int r = 0; r < ROWS; r++) x[r] = rows.row<Q>(r) + g;
-    Ints dots[ROWS][kWide];
-#pragma GCC unroll 16
-    for (int r = 0; r < ROWS; r++)
-#pragma GCC unroll 2
-      for (int v = 0; v < kWide; v++) dots[r][v] = Q::kLeast ? Ints{} : x[r]->start - Ints{};
-    const char* ahead = (const char*)&group + kAheadBytes;
-    for (size_t byte = 0; byte < sizeof group - sizeof group.words; byte += 64) ask_for(ahead + byte);
-    auto step = [&](int word, int quad, int shift) {
-#pragma GCC unroll 2
-      for (int v = 0; v < kWide; v++) {
-        Words words = load<Words>(group.words[word] + first + v * kLanes);
-        Quads quads(Q::kBits == 8 ? words : words >> shift & 0x0f0f0f0f);
-#pragma GCC unroll 16
-        for (int r = 0; r < ROWS; r++) dots[r][v] = quads.add(dots[r][v], x[r]->words + quad * kXWords);
-      }
-    };
-    constexpr int kTurn = 4;  // words, unrolled
-    for (int turn = 0; turn < Q::kWords; turn += kTurn)
-      for (int i = turn; i < turn + kTurn; i++) {
-        const char* words_ahead = (const char*)group.words[i] + kAheadBytes;
-        ask_for(words_ahead);
-        ask_for(words_ahead + 64);
-        step(i, i, 0);
-        if (Q::kBits == 4) step(i, i + Q::kWords, 4);
-      }
-#pragma GCC unroll 2
-    for (int v = 0; v < kWide; v++) {
-      Floats scales = widen_halves(group.scales + first + v * kLanes);
-#pragma GCC unroll 16
-      for (int r = 0; r < ROWS; r++)
-        found[r][v] += __builtin_convertvector(dots[r][v], Floats) * (scales * x[r]->scale);
-      if constexpr (Q::kLeast) {
-        Floats least = widen_halves(group.least + first + v * kLanes);
-#pragma GCC unroll 16
-        for (int r = 0; r < ROWS; r++) found[r][v] += least * x[r]->sum;
-      }
-    }
-  }
-#pragma GCC unroll 16
-  for (int r = 0; r < ROWS; r++)
-#pragma GCC unroll 2
-    for (int v = 0; v < kWide; v++) store(sums[r] + first + v * kLanes, found[r][v]);
-}
-
 template <class Q>
-using QuantizedTile = void (*)(const typename Q::Group*, int64_t, int64_t, GroupRows, float (*)[kColumns]);
+using QuantizedTile = void (*)(const typename Q::Group* weights, int64_t first, int64_t num_groups, GroupRows rows,
+                               float (*sums)[kColumns]);
 
-template <class Q, int... ROWS>
-QuantizedTile<Q> quantized_tile_of(int rows, std::integer_sequence<int, ROWS...>) {
-  static constexpr QuantizedTile<Q> kTiles[] = {quantized_tile<Q, ROWS + 1>...};
-  return kTiles[rows - 1];
-}
+// The tile of so many rows, of those that quantized.cpp has.
+template <class Q>
+QuantizedTile<Q> quantized_tile_of(int rows);
 
 // One packed block times num_rows rows, as block_product.
 template <class Q, class Finish>
@@ -207,7 +149,7 @@ void quantized_block_product(const typename Q::Group* weights, int64_t num_group
   int64_t num_tiles = divided_up(num_rows, kQuantizedMaxRows);
   for (int64_t t = 0, row = 0; t < num_tiles; t++) {
     int height = int((num_rows - row) / (num_tiles - t));
-    QuantizedTile<Q> run = quantized_tile_of<Q>(height, std::make_integer_sequence<int, kQuantizedMaxRows>());
+    QuantizedTile<Q> run = quantized_tile_of<Q>(height);
     alignas(64) float sums[kQuantizedMaxRows][kColumns];
     for (int64_t c = 0; c < kColumns; c += kQuantizedPassColumns)
       run(weights, c, num_groups, {rows.groups + row * rows.stride, rows.stride}, sums);

@@ -15,19 +15,28 @@ from tests.fakes import Script
 from worker_proc.kernels import native_kernels
 from worker_proc.native import build
 
-_SOURCE = """#include <tvm/ffi/function.h>
-int answer() { return 40 + TANDEM_DOT_BF16; }
+_SOURCES = {
+    "exports.cpp": """#include <tvm/ffi/function.h>
+#include "forty.h"
+int answer() { return forty() + TANDEM_DOT_BF16; }
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(answer, answer);
-"""
+""",
+    "forty.cpp": """#include "forty.h"
+int forty() { return 40; }
+""",
+    "forty.h": "int forty();\n",
+}
 _PORTABLE = build.VARIANTS[-1]
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache folder, and a source that compiles in a moment."""
-    source = tmp_path / "linear.cpp"
-    source.write_text(_SOURCE)
-    monkeypatch.setattr(build, "_SOURCE", source)
+    """An empty cache folder, and sources that compile in a moment."""
+    folder = tmp_path / "sources"
+    folder.mkdir()
+    for name, text in _SOURCES.items():
+        (folder / name).write_text(text)
+    monkeypatch.setattr(build, "_FOLDER", folder)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("TANDEM_KERNELS", raising=False)
     return cache_dir() / "kernels"
@@ -65,11 +74,34 @@ def test_a_changed_source_variant_or_compiler_is_another_library(
     command("echo 1")
     monkeypatch.setattr(build, "_compile", lambda compiler, variant, path: path.touch())
     names = {build.library(variant) for variant in build.VARIANTS}
-    build._SOURCE.write_text(_SOURCE + "\n")
-    names.add(build.library(_PORTABLE))
+    for name, text in _SOURCES.items():
+        (build._FOLDER / name).write_text(text + "\n")
+        names.add(build.library(_PORTABLE))
     (tmp_path / "bin/g++").write_text("#!/bin/sh\necho 2\n")
     names.add(build.library(_PORTABLE))
-    assert len(names) == len(build.VARIANTS) + 2
+    assert len(names) == len(build.VARIANTS) + len(_SOURCES) + 1
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_sources_are_compiled_side_by_side_on_so_many_cores(
+    cores: int, command: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A compiler ends once as many run as there are cores, and says where more do."""
+    monkeypatch.setattr(build, "usable_cpus", lambda: cores)
+    running, real = tmp_path / "running", shutil.which("g++")
+    path = os.environ["PATH"]
+    running.mkdir()
+    command(
+        f"PATH='{path}'\n"
+        f"case \" $* \" in *' -c '*) : > '{running}'/$$\n"
+        f" until [ $(ls '{running}' | wc -l) -ge {cores} ]; do sleep 0.01; done\n"
+        f" [ $(ls '{running}' | wc -l) = {cores} ] || exit 1\n"
+        f' {real} "$@"; code=$?\n'
+        f" [ {cores} = 1 ] && rm '{running}'/$$\n"
+        " exit $code;; esac\n"
+        f'exec {real} "$@"'
+    )
+    assert build.load(_PORTABLE).answer() == 40
 
 
 def test_two_processes_may_build_at_once(
@@ -81,17 +113,17 @@ def test_two_processes_may_build_at_once(
     (tmp_path / "gate").mkdir()
     command(
         f"PATH='{path}'\n"
-        f"case $1 in --version) ;; *) : > '{tmp_path}'/gate/$$\n"
+        f"case $1 in --version) ;; *) : > '{tmp_path}'/gate/$PPID\n"
         f" until [ $(ls '{tmp_path}/gate' | wc -l) = 2 ]; do sleep 0.01; done;; esac\n"
         f'exec {real} "$@"'
     )
     code = (
         "import sys; from pathlib import Path; import torch; from worker_proc.native import build\n"
-        "build._SOURCE = Path(sys.argv[1])\n"
+        "build._FOLDER = Path(sys.argv[1])\n"
         "print('answer', build.load(build.VARIANTS[-1]).answer(), flush=True)\n"
     )
-    source = str(tmp_path / "linear.cpp")
-    with Script(code, source) as first, Script(code, source) as second:
+    folder = str(build._FOLDER)
+    with Script(code, folder) as first, Script(code, folder) as second:
         assert first.line("answer", 60) == second.line("answer", 60) == "40"
     assert [path.suffix for path in cache.iterdir()] == [".so"]
 
@@ -114,7 +146,7 @@ def test_without_a_compiler_torch_computes(
 def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(
     cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    build._SOURCE.write_text("int x = ;\n")
+    (build._FOLDER / "forty.cpp").write_text("int x = ;\n")
     assert_torch_computes(caplog, "expected primary-expression")
     assert list(cache.iterdir()) == []
 
