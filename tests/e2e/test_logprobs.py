@@ -20,7 +20,7 @@ TOLERANCE = 2e-3
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM("SmolLM2-135M-Instruct", dtype="float32", max_extend_tokens=20) as made:
+    with LLM("SmolLM2-135M-Instruct", dtype="float32", max_extend_tokens=20, page_size=1) as made:
         yield made
 
 
