@@ -8,7 +8,9 @@ import contextlib
 import logging
 import resource
 import socket
+import sys
 import time
+from pathlib import Path
 
 import uvicorn
 import uvloop
@@ -18,7 +20,7 @@ from http_proc.calls import Calls
 from http_proc.health import Health
 from http_proc.link import Link
 from http_proc.listening import BACKLOG, bound_socket, is_loopback, url_of
-from http_proc.protocol import Protocol
+from http_proc.protocol import Protocol, look_after
 from http_proc.routes import Front
 from runtime.errors import ProcessDied
 from runtime.messages import Begin, Drain, Silent
@@ -26,9 +28,12 @@ from runtime.process import ENDPOINT_FILE, HTTP_FILE, Process, Stopped, run
 
 _LOG = logging.getLogger(__name__)
 
-KEEP_ALIVE_S = 60
+NEVER_S = 1 << 30
+"""After this uvicorn itself closes connections that idle: `look_after` does it."""
 CONTROL_S = 0.5
 """How often the supervisor's wire is looked at even if it seems quiet."""
+SPARE_FILES = 64
+"""Of those that the process may open, so many are not for connections of HTTP clients."""
 LAST_BYTES_S = 0.2
 """How long the last events of a server that ends may take to leave."""
 
@@ -65,7 +70,7 @@ class Service:
                 server_header=False,
                 proxy_headers=False,
                 backlog=BACKLOG,
-                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_keep_alive=NEVER_S,
             )
         )
 
@@ -77,14 +82,21 @@ class Service:
         self._server.config.load()
         self._server.lifespan = self._server.config.lifespan_class(self._server.config)
         await self._server.startup(sockets=[self._listener])
-        ticking = asyncio.create_task(self._server.main_loop())
+        connections = self._server.server_state.connections
+        chores = [
+            asyncio.create_task(self._server.main_loop()),
+            asyncio.create_task(look_after(connections, _most_connections())),
+        ]
         self._process.ready(f"OpenAI's API at {url_of(self._listener)}/v1")
         while self._stopped is None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._news.wait(), CONTROL_S)
             self._news.clear()
             self._hear()
-        ticking.cancel()
+            for chore in (chore for chore in chores if chore.done()):
+                chore.result()  # it has failed
+        for chore in chores:
+            chore.cancel()
         await self._end(self._stopped.reason or "the server was shut down")
         raise self._stopped
 
@@ -93,22 +105,22 @@ class Service:
         try:
             for message in self._process.check_control():
                 if isinstance(message, Drain):
-                    self._draining = asyncio.create_task(self._drain(message.timeout_s))
+                    self._draining = asyncio.create_task(self._drain(message))
                 elif isinstance(message, Silent):
                     self._health.silent = message.names
         except Stopped as stop:
             self._stopped = stop
             self._news.set()
 
-    async def _drain(self, timeout_s: float) -> None:
+    async def _drain(self, drain: Drain) -> None:
         """Let nobody in; say so to the supervisor when the last request has ended."""
         self._calls.are_closed = True
-        _LOG.info("draining: %d requests may run for %g s more", len(self._calls), timeout_s)
+        _LOG.info("draining: %d requests may run for %g s more", len(self._calls), drain.timeout_s)
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(drain.timeout_s):
                 await self._calls.wait_until_none()
         except TimeoutError:
-            await self._end(f"the server is being shut down, and {timeout_s:g} s are over")
+            await self._end(drain.end)
         await asyncio.sleep(LAST_BYTES_S)
         self._process.drained()
 
@@ -147,6 +159,14 @@ def _allow_many_connections() -> None:
     """The usual limit of 1024 open files would end the thousandth client."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _most_connections() -> int:
+    """How many fit into the limit of open files, beside those that are open and the spare ones."""
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most == resource.RLIM_INFINITY:
+        return sys.maxsize
+    return max(1, most - len(list(Path("/proc/self/fd").iterdir())) - SPARE_FILES)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
@@ -38,6 +38,8 @@ class Order:
     stream: bool
     include_usage: bool
     continuous_usage: bool
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Of fields that the client knows by another name than SamplingParams."""
 
 
 class Answer(Response):
@@ -70,7 +72,7 @@ class Answer(Response):
             return
         except TandemError as e:
             if not self._has_begun:
-                raise
+                raise as_http_error(e, self._order.names) from None
             if self._order.stream:
                 body = b"data: " + error_body(as_http_error(e)) + b"\n\n" + DONE
                 with contextlib.suppress(ClientGone):

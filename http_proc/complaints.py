@@ -1,21 +1,13 @@
 """What is wrong with a request's body, in one sentence that names the field."""
 
 import difflib
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from http_proc.errors import HttpError
+from http_proc.unserved import NEUTRAL_VALUES
 
-UNSUPPORTED = frozenset(
-    {
-        "audio", "best_of", "function_call", "functions", "guided_choice", "guided_grammar",
-        "guided_json", "guided_regex", "metadata", "modalities", "moderation",
-        "parallel_tool_calls", "prediction", "prompt_cache_key", "reasoning_effort",
-        "response_format", "safety_identifier", "service_tier", "store", "structured_outputs",
-        "suffix", "tool_choice", "tools", "verbosity", "web_search_options",
-    }
-)  # fmt: skip
-"""What other servers take and this one does not; null is the same as leaving it out."""
 SHOWN_CHARS = 80
 
 _EXPECTED = {
@@ -33,6 +25,14 @@ _EXPECTED = {
 """By pydantic's type of an error; its own message where there is none."""
 
 
+class Misfit(ValueError):
+    """A field doesn't go with the others: for validators that see them all."""
+
+    def __init__(self, field: str, text: str) -> None:
+        super().__init__(text)
+        self.field = field
+
+
 def complaint(errors: Sequence[Mapping[str, Any]], fields: Sequence[str]) -> HttpError:
     """The 400 that names the first of pydantic's `errors`; `fields` are those that there are."""
     first = errors[0]
@@ -42,20 +42,24 @@ def complaint(errors: Sequence[Mapping[str, Any]], fields: Sequence[str]) -> Htt
         reason = first.get("ctx", {}).get("error", "it can't be decoded")
         return HttpError(400, f"the body is not valid JSON: {reason}")
     if kind == "value_error":
-        return HttpError(
-            400, f"{path or 'the request'} {first['ctx']['error']}", param=path or None
-        )
+        error = first["ctx"]["error"]
+        if isinstance(error, Misfit):
+            path = f"{path}.{error.field}" if path else error.field
+        return HttpError(400, f"{path} {error}", param=path, code="invalid_value")
     if not path:
         return HttpError(
             400, "the body must be a JSON object: send one, with Content-Type: application/json"
         )
     if kind == "extra_forbidden":
-        return HttpError(400, _unknown(path, fields), param=path, code="unknown_parameter")
+        return _not_taken(path, value, fields)
     if kind == "missing":
-        return HttpError(400, f"{path} is missing: the request needs it", param=path)
+        text = f"{path} is missing: the request needs it"
+        return HttpError(400, text, param=path, code="missing_required_parameter")
     same = [error for error in errors if _path(error["loc"]) == path]
     wanted = dict.fromkeys(_EXPECTED.get(e["type"], e["msg"]) for e in same)
-    return HttpError(400, f"{path} is {shown(value)}: it takes {' or '.join(wanted)}", param=path)
+    text = f"{path} is {shown(value)}: it takes {' or '.join(wanted)}"
+    code = "invalid_type" if any(e["type"] in _EXPECTED for e in same) else "invalid_value"
+    return HttpError(400, text, param=path, code=code)
 
 
 def shown(value: object) -> str:
@@ -66,13 +70,17 @@ def shown(value: object) -> str:
     return text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "…"
 
 
-def _unknown(path: str, fields: Sequence[str]) -> str:
+def _not_taken(path: str, value: object, fields: Sequence[str]) -> HttpError:
+    """Of a field that there is not."""
     name = path.rpartition(".")[2]
-    if name in UNSUPPORTED:
-        return f"{path} is not supported by this server: leave it out"
+    if (neutral := NEUTRAL_VALUES.get(name)) is not None:
+        allowed = f", or give {' or '.join(map(json.dumps, neutral))}" if neutral else ""
+        text = f"{path} is {shown(value)}, which this server does not support: leave it out"
+        return HttpError(400, text + allowed, param=path, code="unsupported_value")
     close = difflib.get_close_matches(name, fields, n=1, cutoff=0.7)
     hint = f"; did you mean {close[0]!r}?" if close else ": leave it out"
-    return f"unknown field {path[:SHOWN_CHARS]!r}{hint}"
+    text = f"unknown field {path[:SHOWN_CHARS]!r}{hint}"
+    return HttpError(400, text, param=path, code="unknown_parameter")
 
 
 def _path(loc: Sequence[int | str]) -> str:

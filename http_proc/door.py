@@ -8,7 +8,8 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from http_proc.errors import HttpError, error_response
+from http_proc.errors import HttpError, as_http_error, error_response
+from runtime.errors import ShuttingDown
 
 MAX_BODY_BYTES = 4 << 20
 """What one message to the tokenizer may hold."""
@@ -57,7 +58,7 @@ class Door:
                 code="invalid_api_key",
             )
         if self._is_draining():
-            return HttpError(503, "the server is being shut down: ask another, or later")
+            return as_http_error(ShuttingDown())
         if (length := headers.get(b"content-length", b"")).isdigit():
             return _too_large(int(length)) if int(length[:20]) > MAX_BODY_BYTES else None
         return None

@@ -4,7 +4,9 @@
 """
 
 import json
+import re
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -14,7 +16,10 @@ from runtime.errors import (
     Overloaded,
     ProcessDied,
     RequestAborted,
+    RequestError,
+    ShuttingDown,
     TandemError,
+    TooLong,
     UserError,
 )
 
@@ -34,6 +39,7 @@ _TYPES = {
 """By status; any other is an invalid_request_error."""
 _STATUSES: Mapping[type[TandemError], int] = {
     Overloaded: 429,
+    ShuttingDown: 503,
     RequestAborted: 503,
     UserError: 400,
     ConnectionLost: 503,
@@ -51,17 +57,32 @@ class HttpError(HTTPException):
         headers = {"retry-after": RETRY_AFTER_S} if status in (429, 503) else None
         super().__init__(status, message, headers)
         self.param = param
-        self.code = code
+        self.code = "invalid_value" if code is None and param is not None else code
 
 
 class ClientGone(RequestAborted):
     """The client has closed its connection."""
 
 
-def as_http_error(error: TandemError) -> HttpError:
-    """What the client is told of an error of the server's."""
+_CODES: Mapping[type[TandemError], str] = {
+    TooLong: "context_length_exceeded",
+    RequestError: "invalid_value",
+    Overloaded: "rate_limit_exceeded",
+}
+"""As OpenAI names what went wrong; the first that an error is, else none."""
+
+
+def as_http_error(error: TandemError, names: Mapping[str, str] = MappingProxyType({})) -> HttpError:
+    """What the client is told of an error of the server's.
+
+    names: of fields that the client has given under another name than the error's.
+    """
     status = next((s for kind, s in _STATUSES.items() if isinstance(error, kind)), 500)
-    return HttpError(status, str(error), code="overloaded" if status == 429 else None)
+    code = next((c for kind, c in _CODES.items() if isinstance(error, kind)), None)
+    text, param = str(error), error.field if isinstance(error, RequestError) else None
+    if param is not None and (name := names.get(param)) is not None:
+        text, param = re.sub(rf"\b{param}(?= is )", name, text), name
+    return HttpError(status, text, param=param, code=code)
 
 
 def error_body(error: HTTPException) -> bytes:

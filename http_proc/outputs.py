@@ -15,7 +15,7 @@ class Output:
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
-    matched_stop: str | None = None
+    matched_stop: str | int | None = None
     _logprobs: list[Logprobs] = field(default_factory=list)
     _prompt_logprobs: list[Logprobs] = field(default_factory=list)
 

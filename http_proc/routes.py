@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from http_proc.answers import Answer, Job, Order
 from http_proc.calls import Calls
 from http_proc.chat import chat_of
-from http_proc.errors import HttpError
+from http_proc.errors import HttpError, as_http_error
 from http_proc.health import Health
 from http_proc.link import Link
 from http_proc.prompts import chat_ids, echo_of, token_ids
@@ -26,6 +26,7 @@ from http_proc.schemas import (
     TokenizeBody,
 )
 from http_proc.shapes import ChatShape, CompletionShape, Echo, Head, Shape
+from runtime.errors import RequestError
 from runtime.types import Json
 
 _LOG = logging.getLogger(__name__)
@@ -100,7 +101,10 @@ def server_routes(front: Front) -> APIRouter:
         """The text of token ids."""
         _check_model(front, body.model)
         skip = body.skip_special_tokens or False
-        text = await front.link.client.detokenize(body.tokens, skip_special_tokens=skip)
+        try:
+            text = await front.link.client.detokenize(body.tokens, skip_special_tokens=skip)
+        except RequestError as e:
+            raise as_http_error(e, {"token_ids": "tokens"}) from None
         return {"prompt": text}
 
     @router.get("/health")
@@ -149,6 +153,7 @@ def _answer(
         stream=body.stream or False,
         include_usage=head.include_usage,
         continuous_usage=head.continuous_usage,
+        names=body.names(),
     )
     return Answer(front.link.client, front.calls, request.state.request_id, head.id, order, shape)
 

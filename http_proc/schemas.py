@@ -15,7 +15,8 @@ from pydantic import (
     model_validator,
 )
 
-from http_proc.complaints import UNSUPPORTED, shown
+from http_proc.complaints import Misfit, shown
+from http_proc.unserved import asks_for_nothing
 from runtime.client import Prompt
 from runtime.sampling import SamplingParams
 
@@ -74,8 +75,10 @@ def _content(given: object) -> str | None:
     if not isinstance(given, list):
         raise ValueError(f"is {shown(given)}: it takes a text or a list of parts of type 'text'")
     texts = []
-    for index, part in enumerate(given):
-        kind = part.get("type") if isinstance(part, dict) else None
+    for index, each in enumerate(given):
+        is_part = isinstance(each, dict)
+        part = {k: v for k, v in each.items() if v is not None} if is_part else {}
+        kind = part.get("type")
         if kind != "text":
             raise ValueError(f"has part {index} of type {shown(kind)}: only 'text' is served")
         if type(part.get("text")) is not str or set(part) != {"type", "text"}:
@@ -105,13 +108,13 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_what_is_not_meant(cls, given: Any) -> Any:
-        """Some clients send null for every field that they know."""
+        """Some clients send every field that they know, with null or its default."""
         if not isinstance(given, dict):
             return given
         return {
             name: value
             for name, value in given.items()
-            if not (name in UNSUPPORTED and value is None)
+            if name in cls.model_fields or not asks_for_nothing(name, value)
         }
 
 
@@ -152,14 +155,19 @@ class GenerationBody(Body):
 
     @model_validator(mode="after")
     def _options_fit_stream(self) -> Self:
-        if self.stream_options is not None and not self.stream:
-            raise ValueError("has stream_options without stream: true")
+        options = self.stream_options
+        if options is not None and any(options.model_dump().values()) and not self.stream:
+            raise Misfit("stream_options", "goes with stream: true")
         return self
 
     def sampling(self) -> SamplingParams:
         """As SamplingParams; what is not given stays at its default."""
         given = {name: value for name in _SAMPLED if (value := getattr(self, name)) is not None}
         return SamplingParams(logprobs=self.num_logprobs(), **given)
+
+    def names(self) -> dict[str, str]:
+        """Of fields of SamplingParams that have another name here."""
+        return {}
 
     @abstractmethod
     def num_logprobs(self) -> int | None:
@@ -177,6 +185,16 @@ class CompletionBody(GenerationBody):
     prompt: Prompts
     echo: bool | None = Field(None, description="begin the text with the prompt")
     logprobs: int | None = None
+    best_of: int | None = Field(None, description="as many as n: all are returned")
+
+    @model_validator(mode="after")
+    def _all_are_returned(self) -> Self:
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise Misfit(
+                "best_of", f"is {self.best_of} and n is {self.n or 1}: this server returns all"
+                " outputs that it makes; leave best_of out",
+            )  # fmt: skip
+        return self
 
     def sampling(self) -> SamplingParams:
         """Echoed prompts come with log probabilities where the outputs do."""
@@ -226,18 +244,22 @@ class ChatCompletionBody(GenerationBody, ChatFields):
     def num_logprobs(self) -> int | None:
         return self.top_logprobs or 0 if self.logprobs else None
 
+    def names(self) -> dict[str, str]:
+        limit = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+        return {"logprobs": "top_logprobs", "max_tokens": limit}
+
     @model_validator(mode="after")
     def _top_goes_with_logprobs(self) -> Self:
-        if self.top_logprobs is not None and not self.logprobs:
-            raise ValueError("has top_logprobs without logprobs: true")
+        if self.top_logprobs and not self.logprobs:
+            raise Misfit("top_logprobs", "goes with logprobs: true")
         return self
 
     @model_validator(mode="after")
     def _one_limit(self) -> Self:
         both = (self.max_tokens, self.max_completion_tokens)
         if None not in both and both[0] != both[1]:
-            raise ValueError(
-                f"has max_tokens {both[0]} and max_completion_tokens {both[1]}: give one"
+            raise Misfit(
+                "max_completion_tokens", f"is {both[1]} and max_tokens is {both[0]}: give one"
             )
         self.max_tokens = both[0] if both[0] is not None else both[1]
         return self

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         Overloaded,
         ProcessDied,
         RequestError,
+        ShuttingDown,
         TandemError,
     )
     from runtime.llm import LLM
@@ -36,6 +37,7 @@ __all__ = [
     "ProcessDied",
     "RequestError",
     "SamplingParams",
+    "ShuttingDown",
     "TandemError",
 ]
 

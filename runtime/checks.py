@@ -58,7 +58,7 @@ def check(ok: bool, name: str, value: object, rule: str) -> None:
     if not ok:
         shown = repr(value)
         cut = shown if len(shown) <= SHOWN_CHARS else shown[:SHOWN_CHARS] + "…"
-        raise RequestError(f"{name} is {cut}: {rule}")
+        raise RequestError(f"{name} is {cut}: {rule}", name)
 
 
 def _plain(limit: float) -> str:

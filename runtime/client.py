@@ -220,7 +220,7 @@ class AsyncClient:
         message = Generate(
             request=number,
             text=prompt if isinstance(prompt, str) else None,
-            token_ids=as_ids(prompt) if is_ids else None,
+            token_ids=as_ids(prompt, "prompt") if is_ids else None,
             chat=chat,
             sampling=self._checked(sampling),
             stream=deltas,
@@ -253,7 +253,7 @@ class AsyncClient:
         self, token_ids: Sequence[int], *, skip_special_tokens: bool = True
     ) -> str:
         """The text of token ids."""
-        ids = as_ids(token_ids)
+        ids = as_ids(token_ids, "token_ids")
         reply = await self._ask(
             lambda n: Detokenize(request=n, token_ids=ids, skip_special_tokens=skip_special_tokens),
             Detokenized,
@@ -342,15 +342,19 @@ class AsyncClient:
             return SamplingParams()
         if not isinstance(sampling, SamplingParams):
             raise RequestError(
-                f"sampling is of type {type(sampling).__name__}: it takes SamplingParams"
+                f"sampling is of type {type(sampling).__name__}: it takes SamplingParams",
+                "sampling",
             )
         if self.server is not None:
             sampling.validate(self.server.vocab_size, self.server.eos_token_ids)
         return sampling
 
 
-def as_ids(token_ids: object) -> IntArray:
-    """Token ids as int32 [n]; RequestError for anything that is not a sequence of such ids."""
+def as_ids(token_ids: object, name: str) -> IntArray:
+    """Token ids as int32 [n]; RequestError for anything that is not a sequence of such ids.
+
+    name: the argument that they are.
+    """
     try:
         ids = np.asarray(token_ids)
         whole = ids.ndim == 1 and (ids.dtype.kind in "iu" or not ids.size)
@@ -358,4 +362,4 @@ def as_ids(token_ids: object) -> IntArray:
             return ids.astype(np.int32)
     except ValueError:
         pass
-    raise RequestError("token ids must be one list of whole numbers from 0 to 2147483647")
+    raise RequestError("token ids must be one list of whole numbers from 0 to 2147483647", name)

@@ -20,7 +20,7 @@ import numpy as np
 from runtime.errors import ProtocolError
 from runtime.types import Epoch, FloatArray, IntArray, LongArray
 
-VERSION = 2
+VERSION = 3
 _HEADER_FIELDS = 5
 _Convert = Callable[[Any], Any]
 _T = TypeVar("_T", bound=type)
@@ -252,7 +252,10 @@ def _rows(dtype: np.dtype[Any], count: int) -> _Field:
 
 
 def _optional(args: tuple[Any, ...]) -> _Field:
-    (hint,) = (a for a in args if a is not type(None))
+    """One type or None; or one of several plain ones."""
+    hint, *others = (a for a in args if a is not type(None))
+    if others:
+        return _plain_of((hint, *others))
     inner = _field(hint)
     pack = inner.pack
     return _Field(
@@ -276,6 +279,18 @@ def _tuple(inner: _Field) -> _Field:
 def _plain(cls: type) -> _Field:
     refuse = _refuses(f"expected {cls.__name__}")
     return _Field(None, cls, None, refuse if cls is not float else _float)
+
+
+def _plain_of(kinds: tuple[type, ...]) -> _Field:
+    """None, or a value of one of the types that msgpack gives as they are."""
+
+    def check(value: Any) -> Any:
+        if type(value) not in kinds:
+            wanted = " or ".join(kind.__name__ for kind in kinds)
+            raise TypeError(f"expected {wanted}, not {type(value).__name__}")
+        return value
+
+    return _Field(None, type(None), None, check)
 
 
 def _float(value: Any) -> float:

@@ -14,15 +14,15 @@ class Choice:
     """One of a request's outputs.
 
     token_ids: an end-of-sequence token and the tokens of a stop string included. matched_stop: the
-    stop string that ended the text, if one did. logprobs: if asked for, one dict per token as in
-    `runtime.logprobs.contents`.
+    stop string, or the one of stop_token_ids, that ended the text, if one did. logprobs: if asked
+    for, one dict per token as in `runtime.logprobs.contents`.
     """
 
     index: int
     text: str
     token_ids: list[int]
     finish_reason: FinishReason
-    matched_stop: str | None
+    matched_stop: str | int | None
     logprobs: list[Json] | None = None
 
 
@@ -53,7 +53,7 @@ class Completion:
         return self.choices[0].finish_reason
 
     @property
-    def matched_stop(self) -> str | None:
+    def matched_stop(self) -> str | int | None:
         return self.choices[0].matched_stop
 
     @property

@@ -212,7 +212,7 @@ class Connection:
             case Failed(request=None):
                 raise from_kind(message.kind, message.text)
             case Failed(request=int(number)):
-                error = from_kind(message.kind, message.text)
+                error = from_kind(message.kind, message.text, message.field)
                 if (mailbox := self._mailboxes.get(number)) is not None:
                     mailbox.put(error)
                 else:

@@ -5,7 +5,9 @@
     │   ├── ConfigError      an option is unknown, out of range or does not fit another
     │   ├── ModelNotFound    the look-up tried every place and found no model
     │   ├── RequestError     a request can't be served as asked
+    │   │   └── TooLong      its prompt, or that and its output, is longer than the context
     │   ├── Overloaded       the queue is full: try again later
+    │   ├── ShuttingDown     the server takes no new request: ask another
     │   └── RequestAborted   the request was aborted before it could end by itself
     ├── PeerError            the other end of a wire is gone or broke the protocol
     │   ├── ProtocolError    an undecodable message, a gap in the numbers, an old epoch
@@ -35,11 +37,30 @@ class ModelNotFound(UserError):
 
 
 class RequestError(UserError):
-    """A request can't be served as asked."""
+    """A request can't be served as asked.
+
+    field: what is at fault, if it is one thing: a field of SamplingParams, "prompt", "messages" or
+    another argument of the call.
+    """
+
+    def __init__(self, text: str = "", field: str | None = None) -> None:
+        super().__init__(text)
+        self.field = field
+
+
+class TooLong(RequestError):
+    """The prompt, or the prompt and the output asked for, is longer than the context."""
 
 
 class Overloaded(UserError):
     """The waiting queue is full."""
+
+
+class ShuttingDown(UserError):
+    """The server is being shut down: what runs may end, nothing new begins."""
+
+    def __init__(self, text: str = "the server is being shut down: ask another, or later") -> None:
+        super().__init__(text)
 
 
 class RequestAborted(UserError):
@@ -72,8 +93,10 @@ class ProcessDied(InternalError, RuntimeError):
 
 #: How an error that answers a request is named on the wire.
 KINDS: dict[str, type[TandemError]] = {
+    "too_long": TooLong,
     "request": RequestError,
     "overloaded": Overloaded,
+    "shutting_down": ShuttingDown,
     "aborted": RequestAborted,
     "died": ProcessDied,
     "protocol": ProtocolError,
@@ -88,6 +111,7 @@ def kind_of(error: TandemError) -> str:
     return "request" if isinstance(error, UserError) else "died"
 
 
-def from_kind(kind: str, text: str) -> TandemError:
-    """The error that the wire name `kind` stands for."""
-    return KINDS.get(kind, InternalError)(text)
+def from_kind(kind: str, text: str, field: str | None = None) -> TandemError:
+    """The error that the wire name `kind` stands for; `field` is a RequestError's."""
+    cls = KINDS.get(kind, InternalError)
+    return cls(text, field) if issubclass(cls, RequestError) else cls(text)

@@ -244,7 +244,7 @@ async def _one(
         async with room:
             completion: Completion = await call()
     except RequestError as e:
-        raise (RequestError(f"prompt {index}: {e}") if count > 1 else e) from None
+        raise (type(e)(f"prompt {index}: {e}", e.field) if count > 1 else e) from None
     bar.update()
     return completion
 

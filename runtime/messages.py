@@ -172,8 +172,8 @@ class Chunk:
     token_ids: IntArray
     text: str
     finish_reason: FinishReason | None
-    matched_stop: str | None
-    """The stop string that ended the text, if one did."""
+    matched_stop: str | int | None
+    """The stop string that ended the text, or the one of the request's stop_token_ids that did."""
     num_prompt_tokens: int
     num_cached_tokens: int
     index: int = 0
@@ -197,11 +197,15 @@ class Chunks:
 @CODEC.register(23)
 @message
 class Failed:
-    """The call `request` was refused or broke; None: the whole connection is refused."""
+    """The call `request` was refused or broke; None: the whole connection is refused.
+
+    kind, field: as in runtime.errors, KINDS and RequestError.
+    """
 
     request: int | None
     kind: str
     text: str
+    field: str | None = None
 
 
 @CODEC.register(24)
@@ -509,18 +513,24 @@ class Shutdown:
 @CODEC.register(107)
 @message
 class Drain:
-    """Supervisor → a front end: take no new request; answer Drained once none is left.
+    """Supervisor → whom users are connected to: take no new request; answer Drained once none is
+    left.
 
     timeout_s: what still runs this long from now is to be ended with an error.
     """
 
     timeout_s: float
 
+    @property
+    def end(self) -> str:
+        """The text of that error."""
+        return f"the server is being shut down, and {self.timeout_s:g} s (drain_timeout) are over"
+
 
 @CODEC.register(108)
 @message
 class Drained:
-    """A front end → supervisor: no request of its users is left."""
+    """Its answer: no request of its users is left."""
 
 
 @CODEC.register(109)

@@ -151,6 +151,12 @@ class ServerOptions:
     startup_timeout: float = option(
         600.0, "give up when start-up makes no progress for this long", least=1, unit="seconds"
     )
+    drain_timeout: float = option(
+        30.0,
+        "after SIGTERM, how long requests that run may take to end",
+        least=0,
+        unit="seconds",
+    )
     log_level: str = option(
         "info", "what reaches standard error", choices=("debug", "info", "warning", "error")
     )
@@ -175,12 +181,6 @@ class HttpOptions:
     )
     api_key: str | None = option(
         None, "what HTTP clients must send as 'Authorization: Bearer KEY'; by default nothing"
-    )
-    drain_timeout: float = option(
-        30.0,
-        "after SIGTERM, how long HTTP requests that run may take to end",
-        least=0,
-        unit="seconds",
     )
 
 

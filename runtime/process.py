@@ -100,7 +100,7 @@ class Process:
         return news
 
     def drained(self) -> None:
-        """Answer Drain: no request is left."""
+        """Answer Drain: no request of its users is left."""
         self.control.send(Drained())
 
     def fail(self, kind: str, text: str) -> None:

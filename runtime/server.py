@@ -107,12 +107,16 @@ def _commands(config: Config) -> list[Command]:
                 name=f"tokenizer-{index}",
                 module="tokenizer_proc",
                 arguments=("--index", str(index)),
+                has_users=True,
             )
             for index in range(config.server.num_tokenizers)
         ),
         Command(name="scheduler", module="scheduler_proc"),
-        *([Command(name="http", module="http_proc", is_front=True)] if config.http.http else []),
+        *([_HTTP] if config.http.http else []),
     ]
+
+
+_HTTP = Command(name="http", module="http_proc", has_users=True, is_front=True)
 
 
 def _private_folder() -> Path:

@@ -50,8 +50,10 @@ SIGNAL_S = 0.2
 """After this long at most a Ctrl-C is heard while everything starts."""
 SILENT_S = 3.0
 """After this long the front ends are told that it is silent."""
+STANDSTILL_S = 6.0
+"""After this long nobody waits for it to end its requests."""
 DRAIN_GRACE_S = 2.0
-"""How long a front end may take to end its last requests once drain_timeout is over."""
+"""How long the last requests may take to be ended once drain_timeout is over."""
 EXIT_WAIT_S = 0.5
 """How long the last words of a process that exited by itself may still be on their way."""
 LAST_WORDS_LINES = 40
@@ -61,12 +63,14 @@ LAST_WORDS_LINES = 40
 class Command:
     """One process to start: `python -m module --instance FOLDER arguments`.
 
-    is_front: it has users of its own, so it is told to drain, and which processes are silent.
+    has_users: users are connected to it, so it is told to drain. is_front: it is told which
+    processes are silent.
     """
 
     name: str
     module: str
     arguments: tuple[str, ...] = ()
+    has_users: bool = False
     is_front: bool = False
 
 
@@ -75,6 +79,7 @@ class _Child:
 
     def __init__(self, command: Command, instance: Instance, echo: Callable[[str], None]) -> None:
         self.name = command.name
+        self.has_users = command.has_users
         self.is_front = command.is_front
         self.is_drained = False
         self.loaded: Loaded | None = None
@@ -201,7 +206,9 @@ class Supervisor:
         self._stop_asked.set()
 
     def ask_to_drain(self) -> None:
-        """`ask_to_stop` once the front ends' requests have ended, or drain_timeout is over."""
+        """`ask_to_stop` once the users' requests have ended, or drain_timeout is over; until then
+        new ones are refused.
+        """
         self._drain_asked.set()
 
     @property
@@ -323,25 +330,28 @@ class Supervisor:
         silent = tuple(c.name for c in self._children if c.last_heard_s < heard_s)
         if silent != self._silent and self._up.is_set():
             self._silent = silent
-            self._tell_fronts(router, Silent(names=silent))
+            self._tell(router, Silent(names=silent), [c for c in self._children if c.is_front])
 
     def _has_drained(self, router: Router) -> bool:
-        """Whether a drain was asked for and is over; begins it where it is new."""
+        """Whether a drain was asked for and is over; begins it where it is new.
+
+        Nobody waits for a process that stands still: it ends no request.
+        """
         if not self._drain_asked.is_set():
             return False
         if not self._up.is_set():
             return True
+        now, told = time.monotonic(), [child for child in self._children if child.has_users]
         if self._drain_end_s is None:
-            timeout_s = self._instance.config.http.drain_timeout
-            self._drain_end_s = time.monotonic() + timeout_s + DRAIN_GRACE_S
-            self._tell_fronts(router, Drain(timeout_s=timeout_s))
-        is_late = time.monotonic() > self._drain_end_s
-        return is_late or all(c.is_drained for c in self._children if c.is_front)
+            timeout_s = self._instance.config.server.drain_timeout
+            self._drain_end_s = now + timeout_s + DRAIN_GRACE_S
+            self._tell(router, Drain(timeout_s=timeout_s), told)
+        awaited = [c for c in told if not c.is_drained and c.last_heard_s > now - STANDSTILL_S]
+        return not awaited or now > self._drain_end_s
 
-    def _tell_fronts(self, router: Router, message: object) -> None:
-        for child in self._children:
-            if child.is_front:
-                router.send(self._peers[child.name], message)
+    def _tell(self, router: Router, message: object, children: Sequence[_Child]) -> None:
+        for child in children:
+            router.send(self._peers[child.name], message)
 
     def _obituary(self, child: _Child, router: Router) -> TandemError:
         """How it ended, in its own words if it had the time for any."""

@@ -10,6 +10,22 @@ from typing import Any
 import torch
 import transformers
 
+TINY: dict[str, Any] = {
+    "vocab_size": 199,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "initializer_range": 0.08,
+}
+"""The shape of a tiny model. Weights this small keep bfloat16's own rounding, theirs and ours, well
+inside the tolerance.
+"""
 NEAR_TIE = 1e-3
 """Where the best two logits lie this close, rounding may decide."""
 
@@ -42,6 +58,19 @@ def gguf_model(path: Path) -> Any:
     loaded = gguf_utils.load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=model)
     absent = model.load_state_dict(loaded["tensors"], strict=False).missing_keys
     assert absent in ([], ["lm_head.weight"])
+    return model.eval()
+
+
+def tiny_model(family: str, **features: Any) -> Any:
+    """transformers' model of that family, TINY but for `features`, with random weights, those of
+    norms and biases too.
+    """
+    config = getattr(transformers, f"{family}Config")(**{**TINY, **features})
+    torch.manual_seed(7)
+    model: Any = getattr(transformers, f"{family}ForCausalLM")(config)
+    for name, weight in model.named_parameters():
+        if "norm" in name or name.endswith("bias"):
+            torch.nn.init.uniform_(weight, 0.5, 1.5)
     return model.eval()
 
 

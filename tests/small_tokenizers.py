@@ -69,6 +69,22 @@ def unigram(decoder: decoders.Decoder | None = None) -> tokenizers.Tokenizer:
     return backend
 
 
+def byte_level() -> tokenizers.Tokenizer:
+    """Byte-level BPE whose tokens cut characters in the middle."""
+    backend = tokenizers.Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=330,
+        special_tokens=SPECIALS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    text = ["👨‍👩‍👧‍👦 한국어 ภาษาไทย é ", "👩‍🚀🏳️‍🌈 सभी ☃"]
+    backend.train_from_iterator(text * 8, trainer)
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
 def wordpiece() -> tokenizers.Tokenizer:
     """A decoder that can't stream here."""
     tokens = [*SPECIALS, "un", "##happy", "##ly", "dog", ".", "do", "not", "'", "s"]

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from runtime.instance import Instance
-from runtime.messages import Begin
+from runtime.messages import Begin, Drain
 from runtime.process import ENDPOINT_FILE, Process, Stopped, run
 from runtime.sampling import SamplingParams
 from runtime.transport import Poller, Router
@@ -51,6 +51,9 @@ class Service:
             max_jobs=instance.config.scheduler.max_queued_req,
             defaults=defaults,
         )
+        self._drain: Drain | None = None
+        """While the requests that are here may end; then `_drain_end_s` is when they must."""
+        self._drain_end_s = 0.0
         self._jobs = JobQueue()
         self._thread = JobThread(self._core.texts.convert)
         process.ready(
@@ -72,8 +75,10 @@ class Service:
         poller = Poller(self._news, self._clients, self._process.control, self._thread.fileno())
         next_tick = 0.0
         while True:
-            ready = poller.wait(TICK_S)
-            self._process.check_control()
+            ready = poller.wait(self._patience())
+            for message in self._process.check_control():
+                if isinstance(message, Drain):
+                    self._begin_to_drain(message)
             if self._news in ready:
                 for message in self._news.drain():
                     self._core.on_scheduler(message)
@@ -85,7 +90,28 @@ class Service:
             if now >= next_tick:
                 self._core.tick()
                 next_tick = now + TICK_S
+            if self._drain is not None:
+                self._go_on_draining(self._drain, now)
             self._act()
+
+    def _patience(self) -> float:
+        """How long nothing needs to be done unless something comes."""
+        if self._drain is None:
+            return TICK_S
+        return min(TICK_S, max(0.0, self._drain_end_s - time.monotonic()))
+
+    def _begin_to_drain(self, drain: Drain) -> None:
+        self._drain, self._drain_end_s = drain, time.monotonic() + drain.timeout_s
+        self._core.drain()
+
+    def _go_on_draining(self, drain: Drain, now: float) -> None:
+        """Say so when the last request has ended, or has had its time."""
+        if self._core.num_requests and now >= self._drain_end_s:
+            self._core.shut_down(drain.end)
+        if not self._core.num_requests:
+            self._act()
+            self._process.drained()
+            self._drain = None
 
     def _hear_clients(self) -> None:
         """What clients sent, for SLICE_S at most: tokenizing for one must not silence the

@@ -78,7 +78,8 @@ def _is_continued(chat: Json) -> bool:
     """
     continues = chat.pop("continue_final_message", False)
     if not isinstance(continues, bool):
-        raise RequestError(f"continue_final_message is {continues!r:.80}: it takes true or false")
+        text = f"continue_final_message is {continues!r:.80}: it takes true or false"
+        raise RequestError(text, "continue_final_message")
     if not continues:
         return False
     final = chat["messages"][-1]
@@ -89,7 +90,8 @@ def _is_continued(chat: Json) -> bool:
         )
     if chat.setdefault("add_generation_prompt", False):
         raise RequestError(
-            "add_generation_prompt and continue_final_message exclude each other: give one"
+            "add_generation_prompt and continue_final_message exclude each other: give one",
+            "add_generation_prompt",
         )
     final["content"] += _MARK
     return True

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from runtime import errors, types
-from runtime.errors import Overloaded, ProtocolError, RequestError, UserError
+from runtime.errors import Overloaded, ProtocolError, RequestError, ShuttingDown, UserError
 from runtime.logprobs import Logprobs
 from runtime.messages import (
     CODEC,
@@ -117,6 +117,7 @@ class TokenizerCore:
         self._counter = itertools.count()
         self._arrival = 0
         self._ticks = 0
+        self._is_draining = False
         self._actions: list[Action] = []
 
     def take_actions(self) -> list[Action]:
@@ -182,13 +183,25 @@ class TokenizerCore:
                     text = f"nothing of the stream was read for {UNREAD_TICKS} s: read or abort it"
                     self._fail(live, "aborted", text)
 
+    def drain(self) -> None:
+        """Refuse new requests from now on; those that are here go on."""
+        self._is_draining = True
+
+    @property
+    def num_requests(self) -> int:
+        """Outputs that have not ended, and requests that are still being converted."""
+        jobs = (job for known in self._clients.values() for job in known.jobs.values())
+        return len(self._live) + sum(isinstance(job.call, Generate) for job in jobs)
+
     def shut_down(self, reason: str) -> None:
         """The server ends: tell everybody who waits."""
         while self._live:
             self._fail(next(iter(self._live.values())), "died", reason)
         for client, known in self._clients.items():
-            for number in known.jobs:
+            for number, job in known.jobs.items():
+                job.is_wanted = False
                 self._to_client(client, Failed(request=number, kind="died", text=reason))
+            known.jobs.clear()
         for client, number in self._queries.callers():
             self._to_client(client, Failed(request=number, kind="died", text=reason))
 
@@ -207,7 +220,9 @@ class TokenizerCore:
         try:
             yield
         except UserError as e:
-            self._to_client(client, Failed(request=request, kind=errors.kind_of(e), text=str(e)))
+            field = e.field if isinstance(e, RequestError) else None
+            failed = Failed(request=request, kind=errors.kind_of(e), text=str(e), field=field)
+            self._to_client(client, failed)
         except Exception as e:  # one request's bytes must never end the others'
             _LOG.exception("a client's %s failed", type(message).__name__)
             text = f"the server failed on this request: {type(e).__name__}: {e}"
@@ -257,6 +272,8 @@ class TokenizerCore:
         """Answer the call at once, or have it converted elsewhere first."""
         call = job.call
         if isinstance(call, Generate):
+            if self._is_draining:
+                raise ShuttingDown
             self._admission.check(call)
             is_long = is_long and call.token_ids is None  # they are what the scheduler takes
         self.texts.check_size(call)
@@ -293,10 +310,11 @@ class TokenizerCore:
     def _generate(
         self, client: bytes, message: Generate, prompt_ids: IntArray, arrival: int
     ) -> None:
-        sampling = self._admission.resolve(message.sampling, len(prompt_ids))
+        sampling = self._admission.resolve(message, len(prompt_ids))
         outputs: dict[int, LiveRequest] = {}
         credit = Credit(CREDIT * sampling.n)
         kept = replace(message, text=None, token_ids=None, chat=None)
+        told = self._admission.told_stop_ids(sampling)
         for index, alone in enumerate(each_output(sampling)):
             live = LiveRequest(
                 id=self._new_id(),
@@ -305,6 +323,7 @@ class TokenizerCore:
                 prompt_ids=prompt_ids,
                 decoder=self._tokenizer.decoder(sampling.skip_special_tokens),
                 stops=StopMatcher(sampling.stop) if sampling.stop else None,
+                told_stop_ids=told,
                 credit=credit,
                 index=index,
             )

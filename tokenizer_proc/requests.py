@@ -62,6 +62,8 @@ class LiveRequest:
     decoder: IncrementalDecoder
     stops: StopMatcher | None
     credit: Credit
+    told_stop_ids: frozenset[int] = frozenset()
+    """Ids whose token is told as what ended the output."""
     index: int = 0
     """Which of its call's outputs it is."""
     outputs: list[int] = field(default_factory=list)
@@ -94,13 +96,18 @@ class LiveRequest:
             return self._release(self.decoder.push((token,)))
         return None
 
-    def finish(self, code: FinishCode) -> tuple[FinishReason, str | None]:
-        """No token follows: the rest of the text. A stop string may still come to light in it."""
+    def finish(self, code: FinishCode) -> tuple[FinishReason, str | int | None]:
+        """No token follows: the rest of the text, why it ended, and by which stop. A stop string
+        may still come to light in the rest.
+        """
         if (stop := self._decode_rest()) is not None:
             return FinishReason.STOP, stop
         if self.stops is not None:
             self._keep(self.stops.finish())
-        return (FinishReason.STOP if code is FinishCode.STOP else FinishReason.LENGTH), None
+        if code is not FinishCode.STOP:
+            return FinishReason.LENGTH, None
+        last = self.outputs[-1]
+        return FinishReason.STOP, last if last in self.told_stop_ids else None
 
     def cut(self) -> None:
         """It ends before its text was complete: what is held back is sent after all."""
@@ -114,7 +121,7 @@ class LiveRequest:
         """
         return bool(self.prompt_logprobs) or (self.generate.stream and bool(self._text))
 
-    def take_chunk(self, reason: FinishReason | None, stop: str | None = None) -> Chunk:
+    def take_chunk(self, reason: FinishReason | None, stop: str | int | None = None) -> Chunk:
         """The news since the last chunk."""
         text, self._text = "".join(self._text), []
         offset, self.num_sent = self.num_sent, len(self.outputs)

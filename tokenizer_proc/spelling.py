@@ -24,7 +24,6 @@ class Spelling:
     ) -> None:
         """byte_level_bytes: the bytes of a token spelled in the byte alphabet."""
         self._backend = backend
-        self._added = frozenset(backend.get_added_tokens_decoder())
         self._known: dict[int, bytes] = {}
         decoder = backend.decoder
         parts = [] if decoder is None else flat(json.loads(decoder.__getstate__()))
@@ -41,11 +40,10 @@ class Spelling:
         return tuple([known[token_id] for token_id in ids.tolist()])
 
     def _bytes_of(self, token_id: int) -> bytes:
+        """Decoders make no difference between added tokens and others."""
         token = self._backend.id_to_token(token_id)
         if token is None:
             return b""
-        if token_id in self._added:
-            return token.encode()
         if self._byte_level_bytes is not None:
             return self._byte_level_bytes(token)
         if self._falls_back and (byte := _FALLBACK.fullmatch(token)):

@@ -5,7 +5,7 @@ Rule: nothing here is changed by a call, so that a second thread may do the long
 
 from dataclasses import dataclass
 
-from runtime.errors import RequestError
+from runtime.errors import RequestError, TooLong
 from runtime.messages import Detokenize, Generate, Tokenize
 from runtime.types import IntArray
 from tokenizer_proc.tokenizer import Tokenizer
@@ -29,6 +29,13 @@ class Encoded:
     text: str
 
 
+def text_field(call: TextCall) -> str:
+    """The name of what the call brings to be converted, as users know it."""
+    if isinstance(call, Detokenize):
+        return "token_ids"
+    return "prompt" if call.chat is None else "messages"
+
+
 class Texts:
     """Converts what the calls bring."""
 
@@ -40,12 +47,19 @@ class Texts:
     def check_size(self, call: TextCall) -> None:
         """Refuse what is absurdly long without the work of converting it."""
         if isinstance(call, Detokenize):
-            self._check_count(len(call.token_ids), "token ids")
+            self._check_count(len(call.token_ids), "token ids", text_field(call))
         elif call.text is not None:
-            self._check_count(len(call.text), "characters")
+            self._check_count(len(call.text), "characters", text_field(call))
 
     def convert(self, call: TextCall) -> Encoded | str:
         """A prompt's ids, or for Detokenize the text; RequestError where there is none."""
+        try:
+            return self._convert(call)
+        except RequestError as e:
+            e.field = e.field or text_field(call)
+            raise
+
+    def _convert(self, call: TextCall) -> Encoded | str:
         match call:
             case Generate():
                 return self._prompt(call)
@@ -76,7 +90,7 @@ class Texts:
         if call.chat is not None:
             # The template writes every special token itself.
             text, add_special_tokens = self._tokenizer.render_chat(call.chat), False
-            self._check_count(len(text), "characters")
+            self._check_count(len(text), "characters", text_field(call))
         else:
             assert call.text is not None
             text = call.text
@@ -94,17 +108,18 @@ class Texts:
             return
         num_tokens = len(self._tokenizer.encode(text[:num_chars], False))
         if num_tokens > 1.5 * self._max_seq_len:
-            raise RequestError(
+            raise TooLong(
                 f"the prompt has {len(text)} characters, and its first {num_chars} alone are"
                 f" {num_tokens} tokens; this server takes {self._max_seq_len} (max_seq_len):"
                 " shorten it"
             )
 
-    def _check_count(self, count: int, what: str) -> None:
+    def _check_count(self, count: int, what: str, field: str) -> None:
         if count > (limit := MAX_CHARS_PER_TOKEN * self._max_seq_len):
-            raise RequestError(
+            raise TooLong(
                 f"{count} {what} were given; this server takes {self._max_seq_len} tokens"
-                f" (max_seq_len) and never more than {limit} {what}: shorten it"
+                f" (max_seq_len) and never more than {limit} {what}: shorten it",
+                field,
             )
 
     def _check_ids(self, ids: IntArray) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -16,16 +15,13 @@ from runtime import LLM
 from runtime.errors import ConnectionLost
 from runtime.server import Server
 from runtime.sync_client import Client
-from tests.fakes import ECHO, SLOW_ECHO, HttpPeer, get, simulated_server, until
-
-PROMPT = "one two three"
-MODEL = "SmolLM2-135M-Instruct"
-HI = [{"role": "user", "content": "Hi"}]
+from tests.fakes import ECHO, SLOW_ECHO, HttpPeer, get, simulated_server
+from tests.openai_api import HI, MODEL, MODES, PROMPT, chat, client_of, complete, post
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with simulated_server(http=True, http_port=0, max_seq_len_override=512) as running:
+    with simulated_server(http=True, http_port=0, max_seq_len_override=512, page_size=1) as running:
         yield running
 
 
@@ -38,46 +34,6 @@ def url(server: Server) -> str:
 def api(url: str) -> Iterator[OpenAI]:
     with client_of(url) as client:
         yield client
-
-
-def client_of(url: str, key: str = "none") -> OpenAI:
-    return OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
-
-
-def complete(api: OpenAI, stream: bool, **fields: Any) -> Any:
-    """A completion, or what its stream adds up to, in the same form."""
-    extra = {k: fields.pop(k) for k in list(fields) if k not in KNOWN}
-    given = {"model": MODEL, "prompt": PROMPT, "max_tokens": 6, "extra_body": extra} | fields
-    if not stream:
-        return api.completions.create(**given)
-    given["stream_options"] = {"include_usage": True}
-    return joined(list(api.completions.create(stream=True, **given)))
-
-
-KNOWN = {"model", "prompt", "max_tokens", "n", "echo", "stop", "seed", "temperature", "top_p",
-         "user", "logit_bias", "presence_penalty", "frequency_penalty", "logprobs"}  # fmt: skip
-
-
-def joined(chunks: list[Any]) -> Any:
-    """One completion of its events; the last of them has the usage and no choices."""
-    whole = chunks[-1]
-    assert whole.choices == []
-    for chunk in chunks[:-1]:
-        assert chunk.usage is None
-        (choice,) = chunk.choices
-        mine = next((c for c in whole.choices if c.index == choice.index), None)
-        if mine is None:
-            whole.choices.append(choice)
-        else:
-            assert mine.finish_reason is None
-            mine.text += choice.text
-            mine.finish_reason = choice.finish_reason
-            mine.matched_stop = getattr(choice, "matched_stop", None)
-    whole.choices.sort(key=lambda c: c.index)
-    return whole
-
-
-MODES = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 
 
 # ---- completions ------------------------------------------------------------------------------
@@ -126,6 +82,16 @@ def test_a_stop_string_ends_it_and_is_told(api: OpenAI, stream: bool) -> None:
     (choice,) = done.choices
     assert (choice.text, choice.finish_reason) == ("a b ", "stop")
     assert choice.matched_stop == "c"
+
+
+@MODES
+def test_a_stop_token_ends_it_and_is_told(api: OpenAI, server: Server, stream: bool) -> None:
+    with Client(server.endpoint) as client:
+        ids = client.tokenize("a b c d")
+    done = complete(api, stream, prompt=ids, stop_token_ids=[ids[2]], max_tokens=20)
+    (choice,) = done.choices
+    assert (choice.text, choice.finish_reason) == ("a b", "stop")
+    assert choice.matched_stop == ids[2]
 
 
 @MODES
@@ -210,12 +176,6 @@ def test_log_probabilities_of_chats(api: OpenAI, stream: bool) -> None:
 # ---- chats ------------------------------------------------------------------------------------
 
 
-def chat(api: OpenAI, **fields: Any) -> Any:
-    extra = {"ignore_eos": True, "skip_special_tokens": False, **fields.pop("extra_body", {})}
-    given = {"model": MODEL, "messages": HI, "max_tokens": 500, "extra_body": extra} | fields
-    return api.chat.completions.create(**given)
-
-
 def prompt_of(api: OpenAI, **fields: Any) -> str:
     """The prompt that a chat becomes: as many tokens of the echo as it has."""
     count = chat(api, max_tokens=1, **fields).usage.prompt_tokens
@@ -284,6 +244,21 @@ def test_every_event_tells_the_usage_so_far_where_asked_for(api: OpenAI) -> None
     assert {c.usage.prompt_tokens for c in chunks} == {chunks[-1].usage.prompt_tokens}
 
 
+@MODES
+def test_a_client_that_sends_every_default_is_served(api: OpenAI, stream: bool) -> None:
+    defaults: Any = {
+        "frequency_penalty": 0, "presence_penalty": 0, "logit_bias": {}, "logprobs": False,
+        "metadata": {}, "modalities": ["text"], "n": 1, "parallel_tool_calls": True,
+        "response_format": {"type": "text"}, "service_tier": "auto", "stop": None, "store": False,
+        "temperature": 1, "tool_choice": "none", "tools": [], "top_p": 1, "verbosity": "medium",
+        "stream_options": {"include_usage": True} if stream else None, "prediction": None,
+        "reasoning_effort": None, "audio": None, "functions": [], "seed": None,
+    }  # fmt: skip
+    done = chat(api, max_tokens=3, stream=stream, **defaults)
+    usage = list(done)[-1].usage if stream else done.usage
+    assert usage.completion_tokens == 3
+
+
 # ---- recorded events --------------------------------------------------------------------------
 
 
@@ -349,15 +324,6 @@ def test_the_model_is_listed(api: OpenAI) -> None:
         complete(api, False, model="gpt-9")
 
 
-def post(url: str, path: str, body: object, **headers: str) -> tuple[int, Any]:
-    """The status and the JSON of a response, whose body has a length."""
-    with HttpPeer(url) as peer:
-        peer.post(path, body, connection="close", **headers)
-        head, _, data = peer.rest().partition(b"\r\n\r\n")
-    assert len(data) < 4096 or head.startswith(b"HTTP/1.1 2")
-    return int(head.split()[1]), json.loads(data)
-
-
 def test_texts_become_tokens_and_tokens_texts(server: Server, url: str) -> None:
     with Client(server.endpoint) as client:
         ids = client.tokenize(PROMPT)
@@ -377,109 +343,6 @@ def test_health_version_and_cache(url: str) -> None:
     status, body = post(url, "/flush_cache", b"")
     assert status == 200
     assert body["pages"] >= 0
-
-
-BAD: dict[str, tuple[Any, int, str]] = {
-    "bad JSON": (b'{"prompt": ', 400, "the body is not valid JSON"),
-    "no JSON": (b"\xff\xfe", 400, ""),
-    "too deep": (b"[" * 100_000, 400, ""),
-    "a huge number": (b'{"prompt": "x", "seed": ' + b"9" * 5000 + b"}", 400, ""),
-    "no object": ([], 400, "must be a JSON object"),
-    "an empty prompt": ({"prompt": ""}, 400, "the prompt is empty"),
-    "no ids": ({"prompt": []}, 400, "prompt is empty"),
-    "an unknown id": ({"prompt": [49152]}, 400, "token id 49152 is outside the vocabulary"),
-    "half a pair": (b'{"prompt": "\\ud800"}', 400, ""),
-    "too long": ({"prompt": "a b " * 1000}, 400, "this server takes 512"),
-    "absurdly long": ({"prompt": "a" * 100_000}, 400, "100000 characters were given"),
-    "too many tokens": ({"prompt": "x", "max_tokens": 513}, 400, "together 514"),
-    "a bad value": ({"prompt": "x", "temperature": -1}, 400, "temperature is -1"),
-    "no number": (b'{"prompt": "x", "temperature": NaN}', 400, "temperature is nan"),
-    "too large": ({"prompt": "a" * (4 << 20)}, 413, "this server takes 4194304"),
-    "too many outputs": ({"prompt": ["x"] * 2000, "n": 2}, 400, "are 4000 outputs"),
-    "tools": ({"prompt": "x", "tools": []}, 400, "tools is not supported"),
-}
-
-
-@pytest.mark.parametrize(("body", "status", "says"), BAD.values(), ids=BAD.keys())
-def test_what_is_wrong_is_told(url: str, body: Any, status: int, says: str) -> None:
-    code, answer = post(url, "/v1/completions", body)
-    assert code == status, answer
-    assert says in answer["error"]["message"]
-    assert set(answer["error"]) == {"message", "type", "param", "code"}
-
-
-def test_a_template_that_refuses_a_chat_says_why(url: str) -> None:
-    message = {"role": "user", "content": None}
-    code, answer = post(url, "/v1/chat/completions", {"messages": [message]})
-    assert code == 400
-    assert "message 0 ('user') has no 'content'" in answer["error"]["message"]
-
-
-def test_paths_and_methods_that_are_not_there_have_errors_of_the_same_shape(url: str) -> None:
-    assert post(url, "/v1/nothing", {})[0] == 404
-    status, body = get(f"{url}/v1/completions")
-    assert (status, body["error"]["type"]) == (405, "invalid_request_error")
-
-
-def test_a_body_in_chunks_is_limited_too(url: str) -> None:
-    with HttpPeer(url) as peer:
-        peer.send(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
-        piece = b"%x\r\n%s\r\n" % (1 << 20, b" " * (1 << 20))
-        for _ in range(5):
-            peer.send(piece)
-        peer.send(b"0\r\n\r\n")
-        assert peer.until(b"\r\n").startswith(b"HTTP/1.1 413")
-
-
-def test_what_is_no_request_is_refused_in_the_same_shape(url: str) -> None:
-    endless = b"GET /health HTTP/1.1\r\n" + b"a: " + b"b" * 200_000
-    for sent, status in ((b"nonsense\r\n\r\n", b"400"), (endless, b"431")):
-        with HttpPeer(url) as peer:
-            peer.send(sent[:100_000])
-            if status == b"431":
-                peer.send(sent[100_000:])
-            head, _, body = peer.rest().partition(b"\r\n\r\n")
-        assert head.split()[1] == status
-        assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
-    with HttpPeer(url) as peer:  # many requests on one connection are not one long head
-        for _ in range(4):
-            peer.post("/tokenize", {"prompt": "a" * 20_000})
-            assert peer.until(b"\r\n").startswith(b"HTTP/1.1 200")
-            peer.until(b"max_model_len")
-            peer.until(b"}")
-
-
-def test_the_key_is_asked_for() -> None:
-    with simulated_server(http=True, http_port=0, api_key="sesame") as server:
-        url = str(server.http_url)
-        with client_of(url, "sesame") as api:
-            assert complete(api, False).choices
-        with client_of(url, "guess") as api:
-            with pytest.raises(openai.AuthenticationError, match="wrong or no API key"):
-                complete(api, False)
-            with pytest.raises(openai.AuthenticationError):
-                api.models.list()
-        assert post(url, "/flush_cache", b"")[0] == 401
-        assert get(f"{url}/health")[0] == 200
-
-
-def test_a_full_queue_is_told_with_when_to_try_again() -> None:
-    with (
-        simulated_server(
-            *SLOW_ECHO, http=True, http_port=0, max_running_req=1, max_queued_req=1
-        ) as server,
-        client_of(str(server.http_url)) as api,
-        Client(server.endpoint) as client,
-        HttpPeer(str(server.http_url)) as runs,
-        HttpPeer(str(server.http_url)) as waits,
-    ):
-        for peer, key in ((runs, "running"), (waits, "waiting")):
-            peer.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 30_000})
-            until(lambda key=key: client.stats()[key] == 1, f"one is {key}")  # type: ignore[misc]
-        with pytest.raises(openai.RateLimitError, match="1 requests wait already") as caught:
-            complete(api, True)
-        assert caught.value.response.headers["retry-after"] == "1"
-        assert caught.value.code == "overloaded"
 
 
 def test_a_running_request_is_aborted_by_either_of_its_ids() -> None:

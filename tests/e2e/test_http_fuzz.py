@@ -11,8 +11,8 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from http_proc.complaints import UNSUPPORTED
 from http_proc.schemas import ChatCompletionBody, CompletionBody
+from http_proc.unserved import NEUTRAL_VALUES
 from runtime.server import Server
 from tests.fakes import simulated_server
 
@@ -99,8 +99,10 @@ ANY = st.none() | st.booleans() | NUMBERS | st.text(max_size=5) | IDS
 def bodies(fields: Any) -> st.SearchStrategy[dict[str, Any]]:
     """Mostly plausible values of mostly known fields."""
     optional = {
-        name: VALUES.get(name, st.booleans() | NUMBERS | IDS) | ANY
-        for name in (*fields, *sorted(UNSUPPORTED)[:3])
+        name: VALUES.get(name, st.booleans() | NUMBERS | IDS)
+        | st.sampled_from([None, *NEUTRAL_VALUES.get(name, ())])
+        | ANY
+        for name in (*fields, "response_format", "tools", "logit_processor")
     }
     return st.fixed_dictionaries({}, optional=optional)
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from runtime import LLM, ConfigError, ModelNotFound, ProcessDied, RequestError, SamplingParams
+from runtime.errors import TooLong
 from tests.fakes import ECHO, Script, is_gone, wait_until_gone
 
 PRELUDE = """
@@ -53,6 +54,23 @@ def test_a_result_says_everything(llm: LLM) -> None:
         "prompt_tokens": len(llm.tokenizer.encode("alpha beta")),
         "cached_tokens": 0,
     }
+
+
+def test_a_stop_token_is_told_by_its_id(llm: LLM) -> None:
+    (result,) = llm.generate([5, 6, 7, 8], params(50, stop_token_ids=[7]))
+    assert (result["token_ids"], result["finish_reason"]) == ([5, 6, 7], "stop")
+    assert result["matched_stop"] == 7
+
+
+def test_a_refusal_says_which_field_is_at_fault(llm: LLM) -> None:
+    for given, field in (
+        (params(5, temperature=-1.0), "temperature"),
+        (params(1 << 30), "max_tokens"),
+    ):
+        with pytest.raises(RequestError) as caught:
+            llm.generate(["a", "b"], given)
+        assert caught.value.field == field
+        assert isinstance(caught.value, TooLong) == (field == "max_tokens")
 
 
 def test_one_prompt_or_many_text_or_ids(llm: LLM) -> None:

@@ -1,13 +1,17 @@
 """Log probabilities of the whole system against transformers: cold, cached and in chunks."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from runtime import LLM, SamplingParams
-from tests.reference import embedded_gguf, gguf_model
+from tests.reference import embedded_gguf, gguf_model, tiny_model
+from tests.small_tokenizers import byte_level
 
 PROMPT = [*range(1000, 1090), 504, 3575, 282, 4649, 314]
 NUM_TOKENS = 12
@@ -16,13 +20,47 @@ TOLERANCE = 2e-3
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM("SmolLM2-135M-Instruct", dtype="float32", max_extend_tokens=20) as made:
+    with LLM("SmolLM2-135M-Instruct", dtype="float32", max_extend_tokens=20, page_size=1) as made:
         yield made
 
 
-@pytest.fixture(scope="module")
-def model() -> Any:
-    return gguf_model(embedded_gguf())
+@dataclass(frozen=True)
+class Subject:
+    """A server, the same model by transformers, and a prompt of many chunks or pages."""
+
+    llm: LLM
+    model: Any
+    prompt: list[int]
+
+
+QWEN3: dict[str, dict[str, Any]] = {
+    "in chunks": {"max_extend_tokens": 20, "page_size": 1},
+    "whole": {"page_size": 16},
+    "by torch": {"max_extend_tokens": 20, "page_size": 16},
+}
+
+
+@pytest.fixture(scope="module", params=["smollm2", *QWEN3])
+def subject(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Subject]:
+    if request.param == "smollm2":
+        llm = request.getfixturevalue("llm")
+        yield Subject(llm, gguf_model(embedded_gguf()), PROMPT)
+        return
+    folder = tmp_path_factory.mktemp("qwen3")
+    tokenizer = byte_level()
+    model = tiny_model("Qwen3", vocab_size=400, tie_word_embeddings=False)
+    model.save_pretrained(folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    prompt = np.random.default_rng(3).integers(3, tokenizer.get_vocab_size(), 95).tolist()
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+        if request.param == "by torch":
+            patch.setenv("TANDEM_KERNELS", "torch")
+        llm = stack.enter_context(
+            LLM(str(folder), dtype="float32", num_page_override=512, **QWEN3[request.param])
+        )
+        yield Subject(llm, model, prompt)
 
 
 def expected(model: Any, ids: list[int]) -> torch.Tensor:
@@ -45,25 +83,27 @@ def check(told: list[dict[str, Any]], tokens: list[int], reference: torch.Tensor
         assert abs(values[-1] - row.topk(top).values[-1]) < TOLERANCE
 
 
-def test_they_are_the_models_whether_cold_cached_or_in_chunks(llm: LLM, model: Any) -> None:
+def test_they_are_the_models_whether_cold_cached_or_in_chunks(subject: Subject) -> None:
+    llm, prompt = subject.llm, subject.prompt
     asked = SamplingParams(
         max_tokens=NUM_TOKENS, logprobs=3, prompt_logprobs=2, ignore_eos=True,
         temperature=0.7, top_k=40, repetition_penalty=1.2, seed=4,
     )  # fmt: skip
     llm.flush_cache()
-    (cold,) = llm.generate(PROMPT, asked)
-    (told_again,) = llm.generate(PROMPT, asked)
-    (cached,) = llm.generate(PROMPT, SamplingParams(max_tokens=NUM_TOKENS, logprobs=3))
+    (cold,) = llm.generate(prompt, asked)
+    (told_again,) = llm.generate(prompt, asked)
+    (cached,) = llm.generate(prompt, SamplingParams(max_tokens=NUM_TOKENS, logprobs=3))
     assert (cold["cached_tokens"], told_again["cached_tokens"]) == (0, 0)
-    assert cached["cached_tokens"] == len(PROMPT) - 1
+    page_size = llm._session.server.instance.config.scheduler.page_size
+    assert cached["cached_tokens"] == (len(prompt) - 1) // page_size * page_size
     for result in (cold, told_again, cached):
-        ids = PROMPT + result["token_ids"]
-        rows = expected(model, ids)
-        check(result["logprobs"], result["token_ids"], rows[len(PROMPT) - 1 : -1], 3)
+        ids = prompt + result["token_ids"]
+        rows = expected(subject.model, ids)
+        check(result["logprobs"], result["token_ids"], rows[len(prompt) - 1 : -1], 3)
         if "prompt_logprobs" in result:
             first, *rest = result["prompt_logprobs"]
             assert first is None
-            check(rest, PROMPT[1:], rows[: len(PROMPT) - 1], 2)
+            check(rest, prompt[1:], rows[: len(prompt) - 1], 2)
 
 
 def test_outputs_of_one_call_share_the_prompt_and_differ_by_their_seeds(llm: LLM) -> None:

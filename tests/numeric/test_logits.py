@@ -12,25 +12,11 @@ from runtime.instance import ModelFiles
 from runtime.types import IntArray
 from tests.plans import PlanMaker
 from tests.recorder import Recorder
-from tests.reference import embedded_gguf, gguf_model
+from tests.reference import TINY, embedded_gguf, gguf_model, tiny_model
 from worker_proc.engine import Engine
 from worker_proc.native import build
 
 _TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2}
-# Weights this small keep bfloat16's own rounding, theirs and ours, well inside the tolerance.
-_SHAPE: dict[str, Any] = {
-    "vocab_size": 199,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 512,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "initializer_range": 0.08,
-}
 _LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -89,7 +75,7 @@ def pages_of(engine: Engine, slot: int, page_size: int) -> list[int]:
     return [int(page) for page in order[slot * per_slot : (slot + 1) * per_slot]]
 
 
-def prompt(length: int, vocab_size: int = _SHAPE["vocab_size"], seed: int = 0) -> list[int]:
+def prompt(length: int, vocab_size: int = TINY["vocab_size"], seed: int = 0) -> list[int]:
     """Random ids."""
     return [int(i) for i in np.random.default_rng(seed).integers(3, vocab_size, length)]
 
@@ -103,14 +89,8 @@ def worst(ours: torch.Tensor, reference: torch.Tensor) -> float:
 def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A saved checkpoint of random weights, of one family and one set of features."""
     family, features = _CASES[request.param]
-    config = getattr(transformers, f"{family}Config")(**{**_SHAPE, **features})
-    torch.manual_seed(7)
-    model = getattr(transformers, f"{family}ForCausalLM")(config)
-    for name, weight in model.named_parameters():
-        if "norm" in name or name.endswith("bias"):
-            torch.nn.init.uniform_(weight, 0.5, 1.5)
     folder = tmp_path_factory.mktemp(request.param)
-    model.save_pretrained(folder)
+    tiny_model(family, **features).save_pretrained(folder)
     return folder
 
 

@@ -1,10 +1,12 @@
 """HTTP clients that go, read slowly, or find the server ending; real connections and signals."""
 
+import http.client
 import json
 import os
 import re
 import signal
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,17 @@ from runtime.errors import ConfigError
 from runtime.options import HttpOptions
 from runtime.server import Server
 from runtime.sync_client import Client
-from tests.fakes import ECHO, SLOW_ECHO, HttpPeer, Script, get, launch, simulated_server, until
+from tests.fakes import (
+    ECHO,
+    LAUNCH,
+    SLOW_ECHO,
+    HttpPeer,
+    Script,
+    get,
+    launch,
+    simulated_server,
+    until,
+)
 
 PROMPT = "one two three"
 ENDLESS = {"prompt": PROMPT, "max_tokens": 30_000, "ignore_eos": True}
@@ -100,6 +112,67 @@ def test_a_dropped_connection_ends_every_prompt_of_its_request(
         peer.post("/v1/completions", {**ENDLESS, "prompt": ["a", "b", "c"], "stream": True, "n": 2})
         peer.until(b"data: ")
     wait_until_idle(client)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_dropped_connection_ends_its_request_though_another_was_sent_behind_it(
+    server: Server, client: Client, stream: bool
+) -> None:
+    """The second used to hide the end of the connection until the first was answered."""
+    generated = count(client, "tokens_generated")
+    with HttpPeer(str(server.http_url)) as peer:
+        for _ in range(2):
+            peer.post("/v1/completions", {**ENDLESS, "stream": stream})
+        until(lambda: count(client, "tokens_generated") > generated + 5, "it decodes")
+        assert count(client, "running") == 1
+    wait_until_idle(client)
+
+
+def test_requests_sent_behind_one_another_are_answered_in_order(server: Server) -> None:
+    with HttpPeer(str(server.http_url)) as peer:
+        for word in ("one", "two", "three"):
+            peer.post("/v1/completions", {"prompt": word, "max_tokens": 1})
+        for word in ("one", "two", "three"):
+            peer.until(b"\r\n\r\n")
+            assert json.loads(peer.until(b"}}}"))["choices"][0]["text"] == word
+
+
+def test_many_requests_that_are_never_finished_hinder_nobody() -> None:
+    half = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 4000000\r\n"
+    with (
+        simulated_server(http=True, http_port=0) as server,
+        ExitStack() as stack,
+    ):
+        url = str(server.http_url)
+        pid = server.supervisor.pids["http"]
+        before = resident_mb(pid)
+        for index in range(400):
+            peer = stack.enter_context(HttpPeer(url))
+            peer.send((half + b"\r\n" + b" " * 10_000)[: (10, len(half), 10_000)[index % 3]])
+        with HttpPeer(url) as peer:
+            peer.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 3})
+            assert peer.until(b"\r\n").startswith(b"HTTP/1.1 200")
+        assert get(f"{url}/health")[0] == 200
+        assert resident_mb(pid) < before + 60
+
+
+def test_connections_that_do_nothing_keep_nobody_from_connecting() -> None:
+    """They used to hold all files that the process may open, for as long as they liked."""
+    code = "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))\n" + LAUNCH
+
+    def is_served() -> bool:
+        try:
+            return get(f"{url}/health")[0] == 200
+        except (OSError, http.client.HTTPException):  # no file was free, or it was the oldest
+            return False
+
+    with Script(code, " ".join(ECHO), "--http-port", "0") as program, ExitStack() as stack:
+        url = program.line("HTTP at ")
+        for _ in range(400):
+            stack.enter_context(HttpPeer(url))
+        until(is_served, "it is served")
+        program.signal(signal.SIGTERM)
+        assert program.wait() == 0, program.everything()
 
 
 # ---- readers that are slow --------------------------------------------------------------------

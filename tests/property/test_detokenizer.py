@@ -6,7 +6,7 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from tokenizers import decoders
 
 from tests import small_tokenizers as small
 from tokenizer_proc.byte_level import PreTokenizer, byte_level
@@ -14,25 +14,15 @@ from tokenizer_proc.detokenizer import byte_alphabet
 from tokenizer_proc.tokenizer import Tokenizer
 
 
-def byte_level_trained() -> tokenizers.Tokenizer:
-    """Byte-level BPE whose tokens cut characters in the middle, with one added token."""
-    backend = tokenizers.Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    trainer = trainers.BpeTrainer(
-        vocab_size=330,
-        special_tokens=small.SPECIALS,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    text = ["👨‍👩‍👧‍👦 한국어 ภาษาไทย é ", "👩‍🚀🏳️‍🌈 सभी ☃"]
-    backend.train_from_iterator(text * 8, trainer)
-    backend.decoder = decoders.ByteLevel()
+def byte_level_with_added() -> tokenizers.Tokenizer:
+    """Its added tokens are text, and one looks like a byte."""
+    backend = small.byte_level()
     backend.add_tokens(["<think>", "日本", "é"])
     return backend
 
 
 TOKENIZERS: dict[str, Tokenizer] = {
-    "byte-level": small.wrap(byte_level_trained()),
+    "byte-level": small.wrap(byte_level_with_added()),
     "llama": small.wrap(small.llama_style()),
     "gemma": small.wrap(
         small.unigram(

@@ -49,13 +49,13 @@ OTHER_VALUES: Mapping[str, Any] = {
     "endpoint": "tcp://127.0.0.1:0",
     "num_tokenizers": 4,
     "startup_timeout": 30.0,
+    "drain_timeout": 5.0,
     "log_level": "debug",
     "shell": True,
     "http": False,
     "http_host": "::1",
     "http_port": 8080,
     "api_key": "secret",
-    "drain_timeout": 5.0,
 }
 
 

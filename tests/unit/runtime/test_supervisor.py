@@ -46,4 +46,4 @@ def test_the_user_may_not_raise_it() -> None:
 
 def test_a_pool_too_small_for_any_sequence_is_refused() -> None:
     with pytest.raises(ConfigError, match="1 pages of 1 tokens"):
-        facts(num_pages=1)
+        facts(num_pages=1, page_size=1)

@@ -597,6 +597,32 @@ def test_a_stop_string_across_tokens_ends_text_ids_and_request_together(bench: B
     assert len(bench.final_messages(0)) == 1
 
 
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("asked", "last", "told"),
+    [
+        ({"stop_token_ids": (7,)}, 7, 7),
+        ({"stop_token_ids": (0,)}, 0, 0),
+        ({"stop_token_ids": (7,)}, EOS, None),
+        ({"stop_token_ids": (7, EOS)}, EOS, None),
+        ({"stop_token_ids": (EOS,), "ignore_eos": True}, EOS, EOS),
+    ],
+)
+def test_a_stop_token_is_told_unless_it_ends_every_output(
+    bench: Bench, asked: Any, last: int, told: int | None, stream: bool
+) -> None:
+    submit = bench.generate(sampling=SamplingParams(max_tokens=9, **asked), stream=stream)
+    bench.tokens(submit, "ab")
+    (final,) = bench.scheduler(batch((submit, 2, last, FinishCode.STOP)))[0].items
+    assert (final.finish_reason, final.matched_stop) == (FinishReason.STOP, told)
+
+
+def test_a_stop_token_is_no_reason_where_the_length_is_reached(bench: Bench) -> None:
+    submit = bench.generate(sampling=SamplingParams(max_tokens=2, stop_token_ids=(7,)))
+    heard = bench.tokens(submit, "ab", code=FinishCode.LENGTH)
+    assert last_chunk(heard).matched_stop is None
+
+
 def test_a_stop_string_in_the_last_token_needs_no_finish(bench: Bench) -> None:
     submit = bench.generate(sampling=SamplingParams(max_tokens=4, stop=("cd",)))
     heard = bench.tokens(submit, "abcd", code=FinishCode.LENGTH)
@@ -746,6 +772,44 @@ def test_a_heartbeat_keeps_a_client(bench: Bench) -> None:
     assert bench.forgotten == []
 
 
+# ---- the end of the server --------------------------------------------------------------------
+
+
+def test_a_server_that_drains_refuses_new_requests_and_ends_the_others(bench: Bench) -> None:
+    submit = bench.generate(0, sampling=SamplingParams(max_tokens=2))
+    bench.core.drain()
+    for client in (b"a", b"new"):
+        (failed,) = bench.client(generate(1), client)
+        assert (failed.request, failed.kind) == (1, "shutting_down")
+        assert "is being shut down" in failed.text
+        assert bench.client(Hello(), client)
+        assert bench.client(
+            Tokenize(request=2, text="ab", chat=None, add_special_tokens=False), client
+        )
+    assert bench.core.num_requests == 1
+    bench.tokens(submit, "ab", code=FinishCode.LENGTH)
+    assert bench.core.num_requests == 0
+
+
+def test_a_request_whose_text_is_being_converted_is_one_that_runs(bench: Bench) -> None:
+    assert bench.client(long_chat(1)) == []
+    bench.core.drain()
+    assert bench.core.num_requests == 1
+    convert(bench)
+    assert bench.core.num_requests == 1
+    assert isinstance(bench.to_scheduler[-1], Submit)
+
+
+def test_what_is_converted_after_the_end_was_told_is_nobodys(bench: Bench) -> None:
+    """Its client had its final message, and would get a second one."""
+    bench.client(long_chat(1))
+    bench.core.shut_down("over")
+    bench.take()
+    convert(bench)
+    assert [m.kind for m in bench.final_messages(1)] == ["died"]
+    assert bench.core.num_requests == 0
+
+
 # ---- what is refused --------------------------------------------------------------------------
 
 BAD = {
@@ -793,11 +857,34 @@ BAD = {
 }
 
 
+FAULTS = {
+    "no ids": ("request", "prompt"),
+    "an id too high": ("request", "prompt"),
+    "a prompt too long": ("too_long", "prompt"),
+    "an output too long": ("too_long", "max_tokens"),
+    "an absurdly long text": ("too_long", "prompt"),
+    "a bad temperature": ("request", "temperature"),
+    "an empty stop": ("request", "stop"),
+    "no time": ("request", "timeout_s"),
+    "a chat of nonsense": ("request", "messages"),
+    "a bad id to show": ("request", "token_ids"),
+    "too many ids to show": ("too_long", "token_ids"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_refusal_says_which_field_is_at_fault_and_what_is_too_long(
+    bench: Bench, name: str
+) -> None:
+    (failed,) = bench.client(BAD[name][0])
+    assert (failed.kind, failed.field) == FAULTS[name]
+
+
 @pytest.mark.parametrize(("message", "says"), BAD.values(), ids=BAD.keys())
 def test_a_bad_call_is_answered_and_leaves_nothing(bench: Bench, message: Any, says: str) -> None:
     (failed,) = bench.client(message)
     assert isinstance(failed, Failed)
-    assert (failed.request, failed.kind) == (1, "request")
+    assert failed.request == 1
     assert says in failed.text
     assert bench.to_scheduler == []
     bench.generate(1)  # the number is free
