@@ -154,7 +154,7 @@ def test_a_refused_batch_leaves_nothing_running(llm: LLM) -> None:
         ({"page_size": "16"}, ConfigError),
         ({"model": "./no/such/model"}, ModelNotFound),
         ({"endpoint": "nonsense"}, ConfigError),
-        ({"num_page_override": 1}, ConfigError),
+        ({"num_page_override": 1, "page_size": 1}, ConfigError),
     ],
 )
 def test_bad_options_are_errors(options: dict[str, Any], error: type[Exception]) -> None:

@@ -251,7 +251,7 @@ def test_the_start_has_a_time_limit() -> None:
 
 
 def test_a_failing_start_brings_one_error_and_no_stack() -> None:
-    with launch(ECHO, "--num-page-override", "1") as program:
+    with launch(ECHO, "--num-page-override", "1", "--page-size", "1") as program:
         assert program.wait() == 2
         assert "Traceback" not in program.everything()
         assert program.err[-1].startswith("launch.py: the KV pool has 1 pages")
