@@ -25,21 +25,17 @@ struct Matrix {
 template <class T, class Finish>
 void multiply(Team& team, int rank, const Matrix& weight, RowWords x, int64_t num_rows, Finish&& finish) {
   int64_t words = words_of<T>(weight.in_features), num_blocks = divided_up(weight.out_features, kColumns);
-  int64_t block_rows = std::max<int64_t>(kRowBlockBytes / (words * 4) / kMaxRows, 1) * kMaxRows;
+  int64_t block_rows = std::clamp<int64_t>(kRowBlockBytes / (words * 4) / kMaxRows * kMaxRows, kMaxRows, kBlockRows);
   team.share(rank, divided_up(num_rows, block_rows) * num_blocks, [&](int64_t item) {
     int64_t first = item / num_blocks * block_rows, block = item % num_blocks, column = block * kColumns;
     float bias[kColumns] = {};
     if (weight.bias != nullptr)
       std::copy_n(weight.bias + column, std::min(kColumns, weight.out_features - column), bias);
-    const uint32_t* packed = weight.packed + block * words * kColumns;
-    block_product<T>(packed, words, {x.words + first * x.stride, x.stride}, std::min(block_rows, num_rows - first),
-                     WeightsAhead{(const char*)packed + kAheadBytes},
-                     [&](int64_t row, int count, float(*sums)[kColumns]) {
-                       for (int r = 0; r < count; r++) {
-                         if (weight.bias != nullptr)
-                           for (int c = 0; c < kColumns; c++) sums[r][c] += bias[c];
-                         finish(first + row + r, column, sums[r]);
-                       }
+    block_product<T>(weight.packed + block * words * kColumns, words, {x.words + first * x.stride, x.stride},
+                     std::min(block_rows, num_rows - first), [&](int64_t row, float* sums) {
+                       if (weight.bias != nullptr)
+                         for (int c = 0; c < kColumns; c++) sums[c] += bias[c];
+                       finish(first + row, column, sums);
                      });
   });
 }

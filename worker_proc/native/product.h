@@ -19,6 +19,7 @@ constexpr int kPassColumns = kWide * kLanes;     // a block takes kColumns / kPa
 constexpr int kMaxRows = kLanes == 16 ? 12 : 4;  // of a tile, whose sums fill the registers
 constexpr int kUnroll = 8;                       // words of k per turn of the inner loop
 constexpr int64_t kAheadBytes = 8 << 10;         // how far weights are prefetched
+constexpr int64_t kBlockRows = 240;              // of activations that meet a block of weights together
 
 // Activations: rows of words, `stride` words apart. Give the stride one cache line more than the rows fill, so that a tile's
 // rows don't all fall into one set of the cache.
@@ -27,21 +28,14 @@ struct RowWords {
   int64_t stride;
 };
 
-// Asks for two cache lines with every word of k, so that memory works while the tile computes. Here: weights to come.
-struct WeightsAhead {
-  const char* at;
-
-  void operator()(int64_t k) const {
-    // Into L2: in L1 they would drive out the rows before their turn comes.
-    __builtin_prefetch(at + k * kColumns * 4, 0, 2);
-    __builtin_prefetch(at + k * kColumns * 4 + 64, 0, 2);
-  }
-};
-
-// sums[r][c] = the sum over k of rows[r][k] · weights[k][c], for ROWS rows and kPassColumns columns.
-template <class T, class Ahead, int ROWS>
-void tile(const uint32_t* weights, int64_t words, RowWords rows, Ahead ahead, float (*sums)[kColumns]) {
-  Floats found[ROWS][kWide] = {};
+// sums[r][c] += the sum over k of rows[r][k] · weights[k][c], for ROWS rows and kPassColumns columns: each sum goes on from what
+// it is. Asks for weights to come with every k, two cache lines, so that memory works while the tile computes.
+template <class T, int ROWS>
+void tile(const uint32_t* weights, int64_t words, RowWords rows, float (*sums)[kColumns]) {
+  Floats found[ROWS][kWide];
+#pragma GCC unroll 16
+  for (int r = 0; r < ROWS; r++)
+    for (int v = 0; v < kWide; v++) found[r][v] = load<Floats>(sums[r] + v * kLanes);
   auto step = [&](int64_t k) {
     typename T::Loaded loaded[kWide];
 #pragma GCC unroll 2
@@ -54,7 +48,10 @@ void tile(const uint32_t* weights, int64_t words, RowWords rows, Ahead ahead, fl
   int64_t k = 0;
   for (; k + kUnroll <= words; k += kUnroll)
     for (int i = 0; i < kUnroll; i++) {
-      ahead(k + i);
+      // Into L2: in L1 they would drive out the rows before their turn comes.
+      const char* ahead = (const char*)(weights + (k + i) * kColumns) + kAheadBytes;
+      __builtin_prefetch(ahead, 0, 2);
+      __builtin_prefetch(ahead + 64, 0, 2);
       step(k + i);
     }
   for (; k < words; k++) step(k);
@@ -63,29 +60,36 @@ void tile(const uint32_t* weights, int64_t words, RowWords rows, Ahead ahead, fl
     for (int v = 0; v < kWide; v++) store(sums[r] + v * kLanes, found[r][v]);
 }
 
-template <class T, class Ahead>
-using Tile = void (*)(const uint32_t*, int64_t, RowWords, Ahead, float (*)[kColumns]);
+template <class T>
+using Tile = void (*)(const uint32_t*, int64_t, RowWords, float (*)[kColumns]);
 
-template <class T, class Ahead, int... ROWS>
-Tile<T, Ahead> tile_of(int rows, std::integer_sequence<int, ROWS...>) {
-  static constexpr Tile<T, Ahead> kTiles[] = {tile<T, Ahead, ROWS + 1>...};
+template <class T, int... ROWS>
+Tile<T> tile_of(int rows, std::integer_sequence<int, ROWS...>) {
+  static constexpr Tile<T> kTiles[] = {tile<T, ROWS + 1>...};
   return kTiles[rows - 1];
 }
 
-// One packed block times num_rows rows, in tiles of nearly equal height: finish(first, count, sums) for each, with sums
-// [count][32] of the rows from `first` on.
-template <class T, class Ahead, class Finish>
-void block_product(const uint32_t* weights, int64_t words, RowWords rows, int64_t num_rows, Ahead ahead, Finish&& finish) {
+// One packed block times num_rows rows, at most kBlockRows, in tiles of nearly equal height: finish(row, sums) for each row, with
+// its sums [32].
+//
+// In float32 and low tiles, which meet their weights often, a stretch of weights meets all rows before the next one does: so it
+// comes from L1 to all but the first. Elsewhere that gained nothing.
+template <class T, class Finish>
+void block_product(const uint32_t* weights, int64_t words, RowWords rows, int64_t num_rows, Finish&& finish) {
+  const int64_t stretch = T::kPerWord == 1 && kLanes < 16 ? 256 : words;
+  alignas(64) float sums[kBlockRows][kColumns];
+  std::fill_n(&sums[0][0], num_rows * kColumns, 0.0f);
   int64_t num_tiles = divided_up(num_rows, kMaxRows);
-  for (int64_t t = 0, row = 0; t < num_tiles; t++) {
-    int height = int((num_rows - row) / (num_tiles - t));
-    Tile<T, Ahead> run = tile_of<T, Ahead>(height, std::make_integer_sequence<int, kMaxRows>());
-    alignas(64) float sums[kMaxRows][kColumns];
+  for (int64_t k = 0; k < words; k += stretch)
     for (int64_t c = 0; c < kColumns; c += kPassColumns)
-      run(weights + c, words, {rows.words + row * rows.stride, rows.stride}, ahead, (float(*)[kColumns])(&sums[0][c]));
-    finish(row, height, sums);
-    row += height;
-  }
+      for (int64_t t = 0, row = 0; t < num_tiles; t++) {
+        int height = int((num_rows - row) / (num_tiles - t));
+        Tile<T> run = tile_of<T>(height, std::make_integer_sequence<int, kMaxRows>());
+        run(weights + k * kColumns + c, std::min(stretch, words - k), {rows.words + row * rows.stride + k, rows.stride},
+            (float(*)[kColumns])(&sums[row][c]));
+        row += height;
+      }
+  for (int64_t row = 0; row < num_rows; row++) finish(row, sums[row]);
 }
 
 }  // namespace tandem
