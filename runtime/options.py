@@ -118,7 +118,9 @@ class WorkerOptions:
         most=1024,
     )
     num_page_override: int | None = option(
-        None, "pages in the KV pool; by default what kv_memory_fraction holds", least=1
+        None,
+        "pages in the KV pool, of page_size tokens each; by default what kv_memory_fraction holds",
+        least=1,
     )
     simulated: str | None = option(
         None,

@@ -35,7 +35,8 @@ from worker_proc.slots import SlotTables
 from worker_proc.threads import cpus_for, default_threads
 from worker_proc.torch_computation import TorchComputation
 
-_MAX_CELLS = 2**31 - 1
+_MAX_CELLS = 2**31 - 64
+"""A cell has a number of 32 bits, and the kernels have blocks of 64."""
 
 
 class Engine:

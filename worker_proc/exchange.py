@@ -47,8 +47,8 @@ class Exchange:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Send what was given, end the thread and its wires, so that the transport may be
-        closed.
+        """Send what was given, unless a wire has failed before; end the thread and its wires, so
+        that the transport may be closed.
         """
         self._work.end()
         self._thread.join()
