@@ -30,6 +30,7 @@ from tests.plans import PlanMaker
 from tokenizer_proc.loading import load_tokenizer
 from worker_proc.engine import Engine
 
+PAGE_SIZE = 16
 ROWS_AT_ONCE = 32
 """Of log probabilities: a vocabulary wide, of both models, still in the cache when compared."""
 
@@ -39,13 +40,14 @@ class Scorer:
 
     def __init__(self, engine: Engine, window: int) -> None:
         self._engine = engine
-        engine.begin(window, 1, 1, window)
+        self._num_pages = -(-window // PAGE_SIZE)
+        engine.begin(self._num_pages, PAGE_SIZE, 1, window)
 
     @torch.inference_mode()
     def log_probs(self, ids: list[int]) -> Iterator[torch.Tensor]:
         """Of every token after each position but the last: float32 [rows, vocab_size] at a time."""
-        plans = PlanMaker(page_size=1)
-        plans.admit(0, ids, range(len(ids)))
+        plans = PlanMaker(PAGE_SIZE)
+        plans.admit(0, ids, range(self._num_pages))
         self._engine.execute(plans.plan((0, 0, len(ids), True)))
         predicting = np.arange(len(ids) - 1, dtype=np.int32)
         for first in range(0, len(predicting), ROWS_AT_ONCE):

@@ -25,17 +25,6 @@ def server() -> Iterator[Server]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def url(server: Server) -> str:
-    return str(server.http_url)
-
-
-@pytest.fixture(scope="module")
-def api(url: str) -> Iterator[OpenAI]:
-    with client_of(url) as client:
-        yield client
-
-
 # ---- completions ------------------------------------------------------------------------------
 
 

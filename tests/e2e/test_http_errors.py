@@ -20,17 +20,6 @@ def server() -> Iterator[Server]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def url(server: Server) -> str:
-    return str(server.http_url)
-
-
-@pytest.fixture(scope="module")
-def api(url: str) -> Iterator[OpenAI]:
-    with client_of(url) as client:
-        yield client
-
-
 BAD: dict[str, tuple[Any, int, str]] = {
     "bad JSON": (b'{"prompt": ', 400, "the body is not valid JSON"),
     "no JSON": (b"\xff\xfe", 400, ""),

@@ -39,21 +39,34 @@ class Ends(NamedTuple):
 
 
 @contextmanager
-def exchanging(answers: bool = True) -> Iterator[Ends]:
-    """answers: whether this rank's results are sent."""
+def transports() -> Iterator[tuple[Transport, Transport, str]]:
+    """The worker's, the scheduler's, and a folder for the addresses of their wires."""
     ours, theirs = Transport("worker-0"), Transport("scheduler")
     with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as folder:
-        plans, results = (f"ipc://{folder}/{name}" for name in ("plans", "results"))
-        control, supervisor = ours.pair("control")
-        inbox = theirs.inbox(results, "worker-0 → scheduler")
-        with Exchange(
-            lambda: ours.inbox(plans, "scheduler → worker-0"),
-            (lambda: ours.outbox(results, "worker-0 → scheduler")) if answers else None,
-            control,
-        ) as exchange:
-            yield Ends(exchange, theirs.outbox(plans, "scheduler → worker-0"), inbox, supervisor)
+        yield ours, theirs, folder
         theirs.close()
         ours.close()
+
+
+def exchange_of(ours: Transport, folder: str, control: Duplex, answers: bool = True) -> Exchange:
+    """answers: whether this rank's results are sent."""
+    return Exchange(
+        lambda: ours.inbox(f"ipc://{folder}/plans", "scheduler → worker-0"),
+        (lambda: ours.outbox(f"ipc://{folder}/results", "worker-0 → scheduler"))
+        if answers
+        else None,
+        control,
+    )
+
+
+@contextmanager
+def exchanging(answers: bool = True) -> Iterator[Ends]:
+    with transports() as (ours, theirs, folder):
+        control, supervisor = ours.pair("control")
+        inbox = theirs.inbox(f"ipc://{folder}/results", "worker-0 → scheduler")
+        with exchange_of(ours, folder, control, answers) as exchange:
+            plans = theirs.outbox(f"ipc://{folder}/plans", "scheduler → worker-0")
+            yield Ends(exchange, plans, inbox, supervisor)
 
 
 def received(inbox: Inbox, count: int) -> list[int]:
@@ -131,20 +144,13 @@ def test_results_go_out_in_order_while_nobody_waits() -> None:
 
 
 def test_what_was_given_is_sent_before_the_exchange_ends() -> None:
-    ours, theirs = Transport("worker-0"), Transport("scheduler")
-    with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as folder:
+    with transports() as (ours, theirs, folder):
         results = theirs.inbox(f"ipc://{folder}/results", "results")
         control, _ = ours.pair("control")
-        with Exchange(
-            lambda: ours.inbox(f"ipc://{folder}/plans", "plans"),
-            lambda: ours.outbox(f"ipc://{folder}/results", "results"),
-            control,
-        ) as exchange:
+        with exchange_of(ours, folder, control) as exchange:
             for step in range(20):
                 exchange.give(result(step))
         assert received(results, 20) == list(range(20))
-        theirs.close()
-        ours.close()
 
 
 def test_a_rank_that_does_not_answer_sends_nothing() -> None:
@@ -156,16 +162,10 @@ def test_a_rank_that_does_not_answer_sends_nothing() -> None:
 
 
 def test_a_reader_that_is_stuck_is_raised_where_plans_are_taken() -> None:
-    ours = Transport("worker-0")
-    with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as folder:
+    with transports() as (ours, _, folder):
         control, _ = ours.pair("control")
-        with Exchange(
-            lambda: ours.inbox(f"ipc://{folder}/plans", "plans"),
-            lambda: ours.outbox(f"ipc://{folder}/nobody", "worker-0 → scheduler"),
-            control,
-        ) as exchange:
+        with exchange_of(ours, folder, control) as exchange:  # nobody reads its results
             for step in range(INTERNAL_HWM + 1):
                 exchange.give(result(step))
             with pytest.raises(PeerError, match="worker-0 → scheduler is full"):
                 next_of(exchange)
-        ours.close()
