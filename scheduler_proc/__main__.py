@@ -70,6 +70,7 @@ class Service:
             self._send_plans()
             for owner, output in self._core.take_outputs():
                 self._tokenizers[owner].send(output)
+            self._core.outputs_sent(time.monotonic())
             if self._core.is_idle:
                 self._clock.went_idle()
                 if not ready:

@@ -19,9 +19,9 @@ class Counters:
     generated: int = 0
     """Output tokens delivered."""
     first_tokens: int = 0
-    """Requests that have had an output token."""
+    """Requests whose first output token was sent to their tokenizer."""
     first_token_s: float = 0.0
-    """From their arrival to that token's step's end, summed up."""
+    """From their arrival to that, summed up."""
     ended: int = 0
     retractions: int = 0
     prefill_steps: deque[tuple[int, int]] = field(

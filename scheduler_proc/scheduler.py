@@ -77,6 +77,8 @@ class Scheduler:
         self._in_flight: deque[_InFlight] = deque()
         self._step = 0
         self._outputs: list[Output] = []
+        self._first_token_arrivals: list[float] = []
+        """When the requests came whose first token is among the outputs and was not sent yet."""
         self.counters = Counters()
         self._planner = Planner(options, self._slots, self._memory, self._queue, self.counters)
 
@@ -149,7 +151,7 @@ class Scheduler:
             slots, tokens = slots[current], tokens[current]
             logprobs = logprobs and logprobs.select(current)
         if len(slots):
-            self._append_tokens(slots, tokens, logprobs, result.ended_s)
+            self._append_tokens(slots, tokens, logprobs)
 
     def flush_cache(self) -> int:
         """Free every cached page that no running request uses; how many."""
@@ -178,6 +180,13 @@ class Scheduler:
         """What happened since the last call, in order."""
         outputs, self._outputs = self._outputs, []
         return outputs
+
+    def outputs_sent(self, now: float) -> None:
+        """What `take_outputs` gave is on its way: the first tokens among it are counted."""
+        for arrived_s in self._first_token_arrivals:
+            self.counters.first_tokens += 1
+            self.counters.first_token_s += now - arrived_s
+        self._first_token_arrivals.clear()
 
     @property
     def num_running(self) -> int:
@@ -262,11 +271,9 @@ class Scheduler:
             self._emit(request.id, news)
 
     def _append_tokens(
-        self, slots: IntArray, tokens: IntArray, logprobs: Logprobs | None, ended_s: float
+        self, slots: IntArray, tokens: IntArray, logprobs: Logprobs | None
     ) -> None:
-        """New known tokens, one for each of `slots`, from a step that ended then; ends whom they
-        complete.
-        """
+        """New known tokens, one for each of `slots`; ends whom they complete."""
         table = self._slots
         known = table.known[slots]
         table.token_ids[slots, known] = tokens
@@ -284,18 +291,17 @@ class Scheduler:
         self.counters.generated += len(tokens)
         self._emit_tokens(batch)
         if self._num_tokenless:
-            self._note_first_tokens(slots[batch.offsets == 0], ended_s)
+            self._note_first_tokens(slots[batch.offsets == 0])
         for slot in slots[reasons != FinishCode.NOT_YET]:
             self._end(table.owners[slot])
 
-    def _note_first_tokens(self, slots: IntArray, ended_s: float) -> None:
-        """The requests in these slots have had their first token, from a step that ended then."""
+    def _note_first_tokens(self, slots: IntArray) -> None:
+        """The requests in these slots have had their first token."""
         for slot in slots:
             request = self._slots.owners[slot]
             request.has_token = True
             self._num_tokenless -= 1
-            self.counters.first_tokens += 1
-            self.counters.first_token_s += ended_s - request.arrived_s
+            self._first_token_arrivals.append(request.arrived_s)
 
     def _emit_tokens(self, batch: TokenBatch) -> None:
         """The batch, or its parts if several tokenizers own its requests."""

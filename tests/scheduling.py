@@ -80,6 +80,7 @@ class Harness:
         """Whom the client or the tokenizer wanted to end before they had, and how."""
         self._ended_before: dict[RequestId, int] = {}
         self._results: list[StepResult] = []
+        self._num_answers = 0
 
     # ---- events -----------------------------------------------------------------------------
 
@@ -146,21 +147,23 @@ class Harness:
                 tokens=answer.tokens,
                 logprobs=answer.logprobs,
                 prompt_logprobs=answer.prompt_logprobs,
-                started_s=len(self.plans) - 1.0,
-                ended_s=float(len(self.plans)),  # a step is a second
+                started_s=0.0,
+                ended_s=0.0,
             )
             self._results.append(result)
         self._listen()
         return plan
 
-    def answered_s(self) -> float:
-        """When the step of the oldest result ended."""
-        return self._results[0].ended_s
+    @property
+    def now_s(self) -> float:
+        """What time it is: each answer is applied a second after the one before."""
+        return float(self._num_answers)
 
     def answer(self) -> bool:
         """Apply the oldest result; False if none is in flight."""
         if not self._results:
             return False
+        self._num_answers += 1
         self.scheduler.apply(self._results.pop(0))
         self._listen()
         return True
@@ -260,6 +263,7 @@ class Harness:
                 self._hear_end(
                     message.request, message.reason if isinstance(message, Ended) else message
                 )
+        self.scheduler.outputs_sent(self.now_s)
         self.scheduler.check_integrity()
 
     def _hear_prompt(self, news: PromptLogprobs) -> None:
