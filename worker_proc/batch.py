@@ -33,26 +33,47 @@ class Batch:
 
 def make_batch(plan: StepPlan) -> Batch:
     """The plan's segments laid out; InternalError where its arrays contradict each other."""
-    num_tokens = int(plan.seg_lens.sum())
+    slots, starts, lens, samples = plan.segments
+    if len(lens) == len(plan.out_loc) and (lens == 1).all():
+        return _one_each(plan, slots, starts, samples)
+    num_tokens = int(lens.sum())
     if num_tokens != len(plan.out_loc):
         raise InternalError(
             f"step {plan.step} has {num_tokens} tokens in segments but {len(plan.out_loc)} out_loc"
         )
-    if len(plan.seg_lens) and plan.seg_lens.min() < 1:
+    if lens.min() < 1:
         raise InternalError(f"step {plan.step} has an empty segment")
-    seg_ends = plan.seg_lens.cumsum(dtype=np.int32)
-    sampling = np.flatnonzero(plan.seg_samples)
+    seg_ends = lens.cumsum(dtype=np.int32)
+    sampling = np.flatnonzero(samples)
     return Batch(
-        seg_slots=plan.seg_slots,
-        seg_starts=plan.seg_starts,
-        seg_lens=plan.seg_lens,
-        seg_rows=seg_ends - plan.seg_lens,
-        token_slots=np.repeat(plan.seg_slots, plan.seg_lens),
-        positions=ranges(plan.seg_starts, plan.seg_lens),
+        seg_slots=slots,
+        seg_starts=starts,
+        seg_lens=lens,
+        seg_rows=seg_ends - lens,
+        token_slots=np.repeat(slots, lens),
+        positions=ranges(starts, lens),
         out_loc=plan.out_loc,
         sample_rows=seg_ends[sampling] - np.int32(1),
-        sample_slots=plan.seg_slots[sampling],
-        sample_positions=(plan.seg_starts + plan.seg_lens)[sampling],
+        sample_slots=slots[sampling],
+        sample_positions=(starts + lens)[sampling],
+    )
+
+
+def _one_each(plan: StepPlan, slots: IntArray, starts: IntArray, samples: IntArray) -> Batch:
+    """The same of the common step, whose segments have one token each: next to no work."""
+    rows = np.arange(len(slots), dtype=np.int32)
+    sampling = slice(None) if samples.all() else np.flatnonzero(samples)
+    return Batch(
+        seg_slots=slots,
+        seg_starts=starts,
+        seg_lens=plan.seg_lens,
+        seg_rows=rows,
+        token_slots=slots,
+        positions=starts,
+        out_loc=plan.out_loc,
+        sample_rows=rows[sampling],
+        sample_slots=slots[sampling],
+        sample_positions=(starts + np.int32(1))[sampling],
     )
 
 

@@ -135,7 +135,6 @@ class _Run:
         self._sampler = Sampler(tables.token_table, vocab_size, computation.draw)
         self._prompts = PromptScorer(tables.token_table)
 
-    @torch.inference_mode()
     def answer(self, plan: StepPlan) -> Answer:
         self.tables.apply(plan, self._sampler, self._prompts)
         batch = make_batch(plan)
@@ -156,6 +155,7 @@ class _Run:
             prompt_logprobs=self._prompts.score(batch, self._row_logprobs),
         )
 
+    @torch.inference_mode()
     def _row_logprobs(self, rows: IntArray, tokens: IntArray, num_likeliest: IntArray) -> Logprobs:
         """Of any rows of the step just computed."""
         return logprobs_of(self._computation.logits(rows), tokens, num_likeliest)

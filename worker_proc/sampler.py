@@ -76,6 +76,7 @@ class Sampler:
         needs: BoolArray = self._needs_logits[slots]
         return needs
 
+    @torch.inference_mode()
     def sample(self, logits: torch.Tensor, slots: IntArray, positions: IntArray) -> Sampled:
         """logits: float32 [r, vocab_size], which may be changed; slots, positions (of the new
         token) [r].

@@ -23,6 +23,9 @@ class SlotTables:
         for setup in plan.setups:
             sampler.set_slot(setup)
             prompts.set_slot(setup)
-        slots = np.repeat(plan.write_slots, plan.write_lens)
-        self.token_table[slots, ranges(plan.write_starts, plan.write_lens)] = plan.write_ids
-        self.page_table[plan.page_slots, plan.page_indices] = plan.page_ids
+        # Most steps bring nothing new, and what is done before a step starts is idle time.
+        if len(plan.write_ids):
+            slots = np.repeat(plan.write_slots, plan.write_lens)
+            self.token_table[slots, ranges(plan.write_starts, plan.write_lens)] = plan.write_ids
+        if plan.pages.size:
+            self.page_table[plan.page_slots, plan.page_indices] = plan.page_ids

@@ -69,8 +69,8 @@ class NativeComputation:
         self._draw: Any = functions["draw"]
         self._tables: SlotTables | None = None
         self._keys = self._values = torch.empty(0)
-        self._page_table = torch.empty(0)
         self._page_size = 0
+        self._no_logits = torch.empty((0, config.vocab_size), dtype=torch.float32)
 
     def begin(self, tables: SlotTables, num_pages: int, page_size: int) -> None:
         config = self._config
@@ -79,7 +79,6 @@ class NativeComputation:
         self._keys = large(self._kernels, (config.num_layers, *cells), self._dtype)
         self._values = large(self._kernels, (config.num_layers, *cells), self._dtype)
         self._tables = tables
-        self._page_table = torch.from_numpy(tables.page_table)
         self._page_size = page_size
 
     def step(self, batch: Batch, wanted: BoolArray) -> Outcome:
@@ -90,14 +89,14 @@ class NativeComputation:
         self._run(
             _rows(batch.seg_slots, batch.seg_starts, batch.seg_lens, batch.seg_rows),
             _rows(ids, batch.positions, batch.out_loc),
-            self._page_table,
+            self._tables.page_table,
             self._page_size,
             self._keys,
             self._values,
             sampled,
             logits,
         )
-        return Outcome(likeliest=sampled[2].numpy(), logits=logits)
+        return Outcome(likeliest=sampled[2], logits=logits)
 
     def logits(self, rows: IntArray) -> torch.Tensor:
         sampled, logits = self._room(rows, np.ones(len(rows), np.bool_))
@@ -106,7 +105,7 @@ class NativeComputation:
 
     def draw(self, logits: torch.Tensor, choices: Choices) -> IntArray:
         tokens = np.empty(len(logits), np.int32)
-        self._draw(logits, torch.from_numpy(choices.stacked()), torch.from_numpy(tokens))
+        self._draw(logits, choices.stacked(), tokens)
         return tokens
 
     def pool(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -115,17 +114,23 @@ class NativeComputation:
         """
         return self._keys, self._values
 
-    def _room(self, rows: IntArray, wanted: BoolArray) -> tuple[torch.Tensor, torch.Tensor]:
+    def _room(self, rows: IntArray, wanted: BoolArray) -> tuple[IntArray, torch.Tensor]:
         """int32 [3, r]: rows, the row of `logits` that each goes to (or -1), room for tokens."""
+        sampled = np.empty((3, len(rows)), np.int32)
+        sampled[0], sampled[1] = rows, -1
         count = int(np.count_nonzero(wanted))
-        kept = np.full(len(rows), -1, np.int32)
-        kept[wanted] = np.arange(count)
-        logits = torch.empty((count, self._config.vocab_size), dtype=torch.float32)
-        return _rows(rows, kept, np.zeros_like(rows)), logits
+        if not count:
+            return sampled, self._no_logits
+        sampled[1, wanted] = np.arange(count)
+        return sampled, torch.empty((count, self._config.vocab_size), dtype=torch.float32)
 
 
-def _rows(*arrays: IntArray) -> torch.Tensor:
-    return torch.from_numpy(np.stack(arrays).astype(np.int32, copy=False))
+def _rows(*arrays: IntArray) -> IntArray:
+    """One below the other, in memory of their own: int32 [arrays, n]."""
+    rows = np.empty((len(arrays), len(arrays[0])), np.int32)
+    for row, array in zip(rows, arrays, strict=True):
+        row[:] = array
+    return rows
 
 
 def _each(parts: list[torch.Tensor]) -> list[torch.Tensor]:
