@@ -6,6 +6,7 @@ also while the main thread computes. The main thread sees it as one more socket,
 """
 
 import argparse
+import gc
 import logging
 import os
 import signal
@@ -90,6 +91,9 @@ class Process:
 
     def ready(self, text: str) -> None:
         """Say that work may come; `text` is the process's ready line."""
+        # What is loaded stays: no collection needs to go through it from now on.
+        gc.collect()
+        gc.freeze()
         self.control.send(Ready(text=text))
 
     def check_control(self) -> list[Any]:

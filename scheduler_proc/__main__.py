@@ -58,7 +58,8 @@ class Service:
         poller = Poller(self._requests, self._results, self._process.control)
         while True:
             ready = poller.wait(self._timeout())
-            self._process.check_control()
+            if self._process.control in ready:
+                self._process.check_control()
             # Results first: they free slots and pages for what the requests bring.
             if self._results in ready:
                 for result in self._results.drain():

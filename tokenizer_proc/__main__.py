@@ -76,9 +76,10 @@ class Service:
         next_tick = 0.0
         while True:
             ready = poller.wait(self._patience())
-            for message in self._process.check_control():
-                if isinstance(message, Drain):
-                    self._begin_to_drain(message)
+            if self._process.control in ready:
+                for message in self._process.check_control():
+                    if isinstance(message, Drain):
+                        self._begin_to_drain(message)
             if self._news in ready:
                 for message in self._news.drain():
                     self._core.on_scheduler(message)

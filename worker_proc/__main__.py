@@ -22,8 +22,8 @@ def serve(process: Process, execute: Execute) -> None:
     """Execute plans in the order in which they come, until the supervisor ends the process."""
     with _exchange(process) as exchange:
         while True:
-            exchange.wait()
-            process.check_control()
+            if exchange.wait():
+                process.check_control()
             while (plan := exchange.take()) is not None:
                 started_s = time.monotonic()
                 answer = execute(plan)

@@ -34,6 +34,7 @@ class Exchange:
         self._results: deque[StepResult] = deque()
         self._news = _Bell()
         self._work = _Bell()
+        self._other = other
         self._poller = Poller(self._news.heard, other)
         self._thread = threading.Thread(target=self._run, name="exchange", daemon=True)
 
@@ -56,10 +57,14 @@ class Exchange:
         for bell in (self._news, self._work):
             bell.close()
 
-    def wait(self) -> None:
-        """Wait until something came since the last call, or the other socket can be read."""
-        if self._news.heard in self._poller.wait(None):
+    def wait(self) -> bool:
+        """Wait until something came since the last call, or the other socket can be read: whether
+        it can.
+        """
+        ready = self._poller.wait(None)
+        if self._news.heard in ready:
             self._news.hear()
+        return self._other in ready
 
     def take(self) -> StepPlan | None:
         """The next plan, if one is here; raises what has gone wrong with a wire."""
