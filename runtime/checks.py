@@ -45,7 +45,8 @@ class Range:
 
     def check(self, name: str, value: object) -> None:
         """Raise RequestError unless it holds."""
-        check(self.holds(value), name, value, self.text)
+        if not self.holds(value):
+            check(False, name, value, self.text)
 
 
 def is_whole(value: object) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 from runtime.checks import Range, check, is_whole
 
+_NOTHING: tuple[Any, ...] = ()
 MAX_CHOICES = 128
 MAX_STOPS = 16
 MAX_STOP_TOKEN_IDS = 64
@@ -92,22 +93,26 @@ class SamplingParams:
         """A single stop string, any sequence, a mapping of biases and a top_k of -1 are taken for
         what they mean; RequestError for what means nothing.
         """
-        stop = (self.stop,) if isinstance(self.stop, str) else _tuple("stop", self.stop, "strings")
-        object.__setattr__(self, "stop", stop)
+        # On its way to the worker a request is copied and decoded often: most have nothing here.
+        if self.stop is not _NOTHING:
+            stop = (self.stop,) if isinstance(self.stop, str) else self.stop
+            object.__setattr__(self, "stop", _tuple("stop", stop, "strings"))
         for name in ("stop_token_ids", "bad_token_ids"):
-            object.__setattr__(self, name, _ids(name, getattr(self, name)))
+            if (ids := getattr(self, name)) is not _NOTHING:
+                object.__setattr__(self, name, _ids(name, ids))
         if self.allowed_token_ids is not None:
             allowed = _ids("allowed_token_ids", self.allowed_token_ids)
             object.__setattr__(self, "allowed_token_ids", allowed)
-        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
+        if self.logit_bias is not _NOTHING:
+            object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
         if is_whole(self.top_k) and self.top_k == -1:
             object.__setattr__(self, "top_k", 0)
 
-    def with_defaults(self, defaults: "SamplingParams") -> "SamplingParams":
+    def with_defaults(self, defaults: "SamplingParams", **chosen: Any) -> "SamplingParams":
         """The same with no open choice but max_tokens and seed: `defaults` and then what None
-        means.
+        means. chosen: what those two or others are to be.
         """
-        return replace(self, **{
+        return replace(self, **chosen, **{
             name: _first(getattr(self, name), getattr(defaults, name), neutral)
             for name, neutral in _NEUTRAL.items()
         })  # fmt: skip
@@ -181,6 +186,8 @@ def each_output(sampling: SamplingParams) -> list[SamplingParams]:
 
     The i-th has the seed `seed` + i; the prompt's log probabilities are told with the first.
     """
+    if sampling.n == 1 and sampling.seed is not None:
+        return [sampling]
     seed = sampling.seed or 0
     return [
         replace(

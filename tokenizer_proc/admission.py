@@ -1,7 +1,6 @@
 """What a Generate may ask for, and what the scheduler is asked for it: every open choice made."""
 
 import secrets
-from dataclasses import replace
 
 from runtime.errors import RequestError, TooLong
 from runtime.messages import Generate, Submit
@@ -65,7 +64,7 @@ class Admission:
                 "max_tokens" if room > 0 else text_field(message),
             )
         seed = secrets.randbelow(MAX_SEED) if sampling.seed is None else sampling.seed
-        resolved = replace(sampling.with_defaults(self._defaults), max_tokens=wanted, seed=seed)
+        resolved = sampling.with_defaults(self._defaults, max_tokens=wanted, seed=seed)
         resolved.check_lengths()
         return resolved
 
