@@ -95,7 +95,11 @@ def child_environment() -> dict[str, str]:
     """The environment of a child process: ours, with this project importable from any folder."""
     root = str(Path(__file__).resolve().parent.parent)
     inherited = os.environ.get("PYTHONPATH")
-    return {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{inherited}" if inherited else root}
+    return {
+        **os.environ,
+        "PYTHONPATH": f"{root}{os.pathsep}{inherited}" if inherited else root,
+        "TOKENIZERS_PARALLELISM": "false",  # texts come one by one: its threads only pass them on
+    }
 
 
 def configs_dir() -> Path:
