@@ -121,12 +121,14 @@ class Answer(Response):
 
     async def _pump(self, number: int, stream: Stream, send: Send) -> None:
         """One stream's chunks, in one write for all that have come meanwhile."""
-        shape, usage, first = self._shape, self._usage, self._order.jobs[number].first
+        shape, usage, job = self._shape, self._usage, self._order.jobs[number]
+        for index in range(job.first, job.first + job.n):
+            shape.prepare(index)
         begun: set[int] = set()
         async for chunks in stream.batches():
             events = []
             for chunk in chunks:
-                index = first + chunk.index
+                index = job.first + chunk.index
                 usage.count(number, chunk)
                 if self._order.continuous_usage:
                     shape.tell_usage(usage.as_json())

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 from http_proc.complaints import complaint
 from http_proc.door import Door
 from http_proc.errors import HttpError, as_http_error, error_response
-from http_proc.routes import Front, generation_routes, server_routes, tandem_version
+from http_proc.routes import Front, add_generation_routes, add_server_routes, tandem_version
 from http_proc.schemas import (
     AbortBody,
     ChatCompletionBody,
@@ -71,9 +71,11 @@ def api(front: Front) -> FastAPI:
         redoc_url=None,
         responses=_ERRORS,
         strict_content_type=False,
+        telemetry={"tracing": False, "metrics": False, "logs": False},
     )
-    app.include_router(generation_routes(front))
-    app.include_router(server_routes(front))
+    # Into the app's own router: one that is included is gone through twice for each request.
+    add_generation_routes(app.router, front)
+    add_server_routes(app.router, front)
     app.add_exception_handler(RequestValidationError, _on_bad_request)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(TandemError, _on_tandem_error)

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from http_proc.answers import Answer, Job, Order
+from http_proc.bodies import BodyRoute
 from http_proc.calls import Calls
 from http_proc.chat import chat_of
 from http_proc.errors import HttpError, as_http_error
@@ -45,11 +46,9 @@ class Front:
     """Unix time, seconds."""
 
 
-def generation_routes(front: Front) -> APIRouter:
+def add_generation_routes(router: APIRouter, front: Front) -> None:
     """Chats and completions."""
-    router = APIRouter(prefix="/v1")
 
-    @router.post("/chat/completions")
     async def chat_completions(body: ChatCompletionBody, request: Request) -> Response:
         """Answer a chat."""
         _check_model(front, body.model)
@@ -60,7 +59,6 @@ def generation_routes(front: Front) -> APIRouter:
         shape = ChatShape(head, [Echo(token_ids=ids)] * n)
         return _answer(front, request, body, [Job(chat=chat, n=n, first=0)], head, shape)
 
-    @router.post("/completions")
     async def completions(body: CompletionBody, request: Request) -> Response:
         """Complete one prompt or many."""
         _check_model(front, body.model)
@@ -71,12 +69,15 @@ def generation_routes(front: Front) -> APIRouter:
         shape = CompletionShape(head, [echo for echo in echoes for _ in range(n)])
         return _answer(front, request, body, jobs, head, shape)
 
-    return router
+    for path, endpoint in (
+        ("/v1/chat/completions", chat_completions),
+        ("/v1/completions", completions),
+    ):
+        router.add_api_route(path, endpoint, methods=["POST"], route_class_override=BodyRoute)
 
 
-def server_routes(front: Front) -> APIRouter:
+def add_server_routes(router: APIRouter, front: Front) -> None:
     """Everything else."""
-    router = APIRouter()
 
     @router.get("/v1/models")
     async def models() -> Json:
@@ -128,8 +129,6 @@ def server_routes(front: Front) -> APIRouter:
     async def abort(body: AbortBody) -> Json:
         """End a running request, by its X-Request-Id or the id in its response."""
         return {"aborted": await front.calls.abort(body.request_id)}
-
-    return router
 
 
 def tandem_version() -> str:

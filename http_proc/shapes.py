@@ -17,6 +17,7 @@ from runtime.messages import Chunk
 from runtime.types import Json
 
 DONE = b"data: [DONE]\n\n"
+_TO_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _HOLE = "@text@"
 
 
@@ -68,6 +69,15 @@ class Shape(ABC):
         choices = [self._whole_choice(output) for output in outputs]
         return _dump(self._object(self.whole_kind, choices, {"usage": usage}))
 
+    def prepare(self, index: int) -> tuple[bytes, bytes]:
+        """An output's event in two pieces, around the JSON string of the text: to be made before
+        the first text is here, or it is made then.
+        """
+        event = self._event(self._choice(index, self._text(_HOLE)))
+        before, _, after = event.rpartition(json.dumps(_HOLE).encode())
+        self._around[index] = before, after
+        return before, after
+
     def tell_usage(self, so_far: Json) -> None:
         """The next events have this usage."""
         self._usage = {"usage": so_far}
@@ -87,7 +97,7 @@ class Shape(ABC):
         if not self._is_plain or chunk.prompt_logprobs is not None:
             events = self._detailed(index, chunk)
         elif chunk.text:
-            before, after = self._around.get(index) or self._prepare(index)
+            before, after = self._around.get(index) or self.prepare(index)
             events = before + _escaped(chunk.text) + after
         else:
             events = b""
@@ -142,13 +152,6 @@ class Shape(ABC):
         if self._head.return_token_ids:
             choice["token_ids"] = chunk.token_ids.tolist()
         return self._event(choice | self._logprobs[index].prompt(chunk))
-
-    def _prepare(self, index: int) -> tuple[bytes, bytes]:
-        """An output's event in two pieces, around the JSON string of the text."""
-        event = self._event(self._choice(index, self._text(_HOLE)))
-        before, _, after = event.rpartition(json.dumps(_HOLE).encode())
-        self._around[index] = before, after
-        return before, after
 
     def _choice(self, index: int, text: Json) -> Json:
         return {"index": index, **text, "logprobs": None, "finish_reason": None}
@@ -210,7 +213,7 @@ def _event(data: Json) -> bytes:
 
 
 def _dump(data: Json) -> bytes:
-    return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
+    return _TO_JSON.encode(data).encode(errors="replace")
 
 
 def _escaped(text: str) -> bytes:
