@@ -5,6 +5,7 @@ an internal wire a gap, a foreign epoch or an undecodable frame is a ProtocolErr
 wire, never skipped.
 """
 
+import asyncio
 import contextlib
 import ipaddress
 import socket
@@ -14,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import zmq
-import zmq.asyncio
 
 from runtime.codec import Header
 from runtime.errors import ConfigError, ConnectionLost, PeerError, ProtocolError, RequestError
@@ -218,11 +218,11 @@ class AsyncTransport:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._context = zmq.asyncio.Context()
+        self._context: zmq.Context[Any] = zmq.Context()
 
     def dealer(self, address: str) -> "AsyncDealer":
         """Connect to a router; the server need not be there yet."""
-        raw = self._context.socket(zmq.DEALER)
+        raw: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
         raw.setsockopt(zmq.LINGER, LINGER_MS)
         raw.setsockopt(zmq.SNDHWM, 0)  # bounded by the calls that the user has open
         raw.setsockopt(zmq.RCVHWM, CLIENT_HWM)
@@ -239,13 +239,47 @@ class AsyncTransport:
         self._context.term()
 
 
+class _Watched(Socket):
+    """A socket that the running asyncio loop watches.
+
+    By the loop's own means and not by zmq.asyncio, whose futures and polls are in the way of each
+    first token.
+    """
+
+    def __init__(self, raw: "zmq.Socket[bytes]") -> None:
+        super().__init__(raw)
+        self._news = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self.fileno(), self._news.set)
+
+    async def receive_parts(self) -> list[bytes]:
+        """The next multipart message."""
+        while True:
+            try:
+                return self.raw.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                self._news.clear()
+                await self._news.wait()
+
+    def send_parts(self, parts: list[bytes]) -> None:
+        """Queue a multipart message, on a socket that has room for any number."""
+        self.raw.send_multipart(parts, zmq.NOBLOCK)
+        # What came meanwhile is not shown to the loop again: sending has taken note of it.
+        if int(self.raw.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            self._news.set()
+
+    def unwatch(self) -> None:
+        """To be called before it is closed."""
+        self._loop.remove_reader(self.fileno())
+
+
 class AsyncDealer:
     """A client's connection to a router."""
 
-    def __init__(self, raw: zmq.asyncio.Socket, numbering: Numbering) -> None:
+    def __init__(self, raw: "zmq.Socket[bytes]", numbering: Numbering) -> None:
         """Use `AsyncTransport.dealer`."""
-        self._raw = raw
-        self._events = raw.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._socket = _Watched(raw)
+        self._events = _Watched(raw.get_monitor_socket(zmq.EVENT_DISCONNECTED))
         self._numbering = numbering
         self._num_received = 0
 
@@ -263,14 +297,14 @@ class AsyncDealer:
             raise RequestError(
                 f"this has {len(frame)} bytes; a server takes {MAX_FRAME_BYTES}: send less at once"
             )
-        await self._raw.send(frame)
+        self._socket.send_parts([frame])
 
     async def receive(self) -> Any:
         """The next message; ProtocolError if the server speaks something else.
 
         ConnectionLost if it has let go of us: it numbers what it sends from 0 again then.
         """
-        parts = await self._raw.recv_multipart()
+        parts = await self._socket.receive_parts()
         header, message = CODEC.decode(parts[-1])
         if header.number != self._num_received:
             raise ConnectionLost(
@@ -282,13 +316,15 @@ class AsyncDealer:
 
     async def disconnected(self) -> None:
         """Returns when the server's end is gone."""
-        await self._events.recv_multipart()
+        await self._events.receive_parts()
 
     def close(self, deliver: bool = True) -> None:
         """Close, after sending what is queued (for LINGER_MS at most) if `deliver`."""
-        self._raw.disable_monitor()
-        self._events.close(linger=0)
-        self._raw.close(linger=LINGER_MS if deliver else 0)
+        for watched in (self._socket, self._events):
+            watched.unwatch()
+        self._socket.raw.disable_monitor()
+        self._events.raw.close(linger=0)
+        self._socket.raw.close(linger=LINGER_MS if deliver else 0)
 
 
 class Transport:
