@@ -270,9 +270,7 @@ class Scheduler:
             request.next_prompt_logprob += news.logprobs.num_tokens
             self._emit(request.id, news)
 
-    def _append_tokens(
-        self, slots: IntArray, tokens: IntArray, logprobs: Logprobs | None
-    ) -> None:
+    def _append_tokens(self, slots: IntArray, tokens: IntArray, logprobs: Logprobs | None) -> None:
         """New known tokens, one for each of `slots`; ends whom they complete."""
         table = self._slots
         known = table.known[slots]

@@ -294,3 +294,28 @@ def test_an_address_that_is_none_is_refused() -> None:
         transport.close()
 
     asyncio.run(connect())
+
+
+def test_a_message_that_came_while_another_was_sent_is_heard(
+    transport: Transport, folder: Path
+) -> None:
+    """ZeroMQ's descriptor tells of it once, and whatever is done with the socket may be told."""
+    router = transport.router(f"ipc://{folder}/server.sock")
+
+    async def talk() -> None:
+        client = AsyncTransport("client")
+        dealer = client.dealer(router.address)
+        try:
+            await dealer.send(Hello())
+            ((peer, _),) = until(lambda: list(router.drain()), "the client's message")
+            receiving = asyncio.create_task(dealer.receive())
+            await asyncio.sleep(0)  # it waits now
+            router.send(peer, Heartbeat())
+            assert dealer._socket.raw.poll(10_000)  # takes note of it, as sending may
+            await dealer.send(Hello())
+            assert await asyncio.wait_for(receiving, 10) == Heartbeat()
+        finally:
+            dealer.close(deliver=False)
+            client.close()
+
+    asyncio.run(talk())

@@ -24,10 +24,27 @@ def test_rows_follow_the_segments_in_plan_order() -> None:
     assert batch.sample_positions.tolist() == [6, 3]
 
 
-def test_every_array_is_int32() -> None:
+@pytest.mark.parametrize("samples", [True, False])
+def test_a_step_of_one_token_each_is_laid_out_the_same(samples: bool) -> None:
+    plans = PlanMaker(page_size=4)
+    plans.admit(2, [], [7, 1])
+    plans.admit(0, [], [3])
+    batch = make_batch(plans.plan((2, 5, 1, True), (0, 3, 1, samples)))
+    assert batch.token_slots.tolist() == [2, 0]
+    assert batch.positions.tolist() == [5, 3]
+    assert batch.out_loc.tolist() == [5, 15]
+    assert batch.seg_rows.tolist() == [0, 1]
+    count = 2 if samples else 1
+    assert batch.sample_rows.tolist() == [0, 1][:count]
+    assert batch.sample_slots.tolist() == [2, 0][:count]
+    assert batch.sample_positions.tolist() == [6, 4][:count]
+
+
+@pytest.mark.parametrize("length", [5, 1])
+def test_every_array_is_int32(length: int) -> None:
     plans = PlanMaker(page_size=1)
     plans.admit(0, [], range(8))
-    batch = make_batch(plans.plan((0, 0, 5, True)))
+    batch = make_batch(plans.plan((0, 0, length, True)))
     for name in type(batch).__slots__:
         assert getattr(batch, name).dtype == np.int32, name
 
