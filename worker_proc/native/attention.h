@@ -32,7 +32,7 @@ constexpr int wide_for(int rows) { return rows <= kMaxRows / 2 ? 4 : 2; }
 template <class T>
 class Attender {
  public:
-  using Element = typename T::Element;
+  using Activation = typename T::Activation;
 
   Attender(int64_t group, int64_t head_dim)
       : group_(group), head_dim_(head_dim), words_(words_of<T>(head_dim)), width_(padded(head_dim)), tiles_(head_dim) {
@@ -57,7 +57,7 @@ class Attender {
               Queries&& queries, Out&& out) {
     int64_t num_rows = count * group_, end = segment.start + first + count;
     for (int64_t row = 0; row < num_rows; row++)
-      std::memcpy(queries_.row(row), queries(first + row / group_) + row % group_ * head_dim_, head_dim_ * sizeof(Element));
+      std::memcpy(queries_.row(row), queries(first + row / group_) + row % group_ * head_dim_, head_dim_ * sizeof(Activation));
     std::fill_n(sums_.data(), num_rows * width_, 0.0f);
     std::fill_n(totals_.data(), num_rows, 0.0f);
     std::fill_n(tops_.data(), num_rows, -std::numeric_limits<float>::infinity());
@@ -113,17 +113,19 @@ class Attender {
   static void add_products(const std::array<const uint32_t*, WIDE>& columns, const std::array<const uint32_t*, WIDE>& next,
                            int64_t stride, int64_t words, RowWords rows, Floats (&sums)[ROWS][WIDE]) {
     for (int64_t k = 0; k < words; k++) {
-      typename T::Loaded loaded[WIDE];
+      // Into L2 only: in L1 they would drive out what is being computed.
 #pragma GCC unroll 4
-      for (int v = 0; v < WIDE; v++) {
-        // Into L2 only: in L1 they would drive out what is being computed.
-        if (v * kLanes % 16 == 0) __builtin_prefetch(next[v] + k * stride, 0, 2);
-        loaded[v] = T::loaded(load<Words>(columns[v] + k * stride));
-      }
+      for (int v = 0; v < WIDE; v += 16 / kLanes) __builtin_prefetch(next[v] + k * stride, 0, 2);
+      in_parts<T>([&](auto part) {
+        typename T::Loaded loaded[WIDE];
+#pragma GCC unroll 4
+        for (int v = 0; v < WIDE; v++) loaded[v] = T::template loaded<part.value>(load<Words>(columns[v] + k * stride));
 #pragma GCC unroll 16
-      for (int r = 0; r < ROWS; r++)
+        for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 4
-        for (int v = 0; v < WIDE; v++) sums[r][v] = T::add(sums[r][v], loaded[v], rows.words[r * rows.stride + k]);
+          for (int v = 0; v < WIDE; v++)
+            sums[r][v] = T::add(sums[r][v], loaded[v], rows.words[r * rows.stride + k * T::kParts + part.value]);
+      });
     }
   }
 
@@ -203,8 +205,8 @@ class Attender {
         next[v] = tiles_.next_values[t] + column + v * kLanes;
       }
       constexpr int64_t kWords = kTileCells / T::kPerWord;
-      add_products<ROWS, WIDE>(values, next, width_, kWords, {chances.words + row * chances.stride + t * kWords, chances.stride},
-                               sums);
+      const uint32_t* own = chances.words + row * chances.stride + t * kWords * T::kParts;
+      add_products<ROWS, WIDE>(values, next, width_, kWords, {own, chances.stride}, sums);
     }
     for (int r = 0; r < ROWS; r++)
       for (int v = 0; v < WIDE; v++) store(&sums_[(row + r) * width_ + column + v * kLanes], sums[r][v]);

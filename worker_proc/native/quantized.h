@@ -133,10 +133,10 @@ constexpr int kQuantizedPassColumns = kQuantizedWide * kLanes;
 constexpr int kQuantizedMaxRows = kLanes == 16 ? 8 : 4;  // whose whole numbers fill the registers; the float sums wait in the cache
 
 // sums[r][c] = the sum over k of rows[r][k] · weights[k][c], for some rows and the block's columns [first, first +
-// kQuantizedPassColumns).
+// kQuantizedPassColumns). Asks for what is `ahead` every group.
 template <class Q>
 using QuantizedTile = void (*)(const typename Q::Group* weights, int64_t first, int64_t num_groups, GroupRows rows,
-                               float (*sums)[kColumns]);
+                               float (*sums)[kColumns], Ahead& ahead);
 
 // The tile of so many rows, of those that quantized.cpp has.
 template <class Q>
@@ -146,13 +146,14 @@ QuantizedTile<Q> quantized_tile_of(int rows);
 template <class Q, class Finish>
 void quantized_block_product(const typename Q::Group* weights, int64_t num_groups, GroupRows rows, int64_t num_rows,
                              Finish&& finish) {
-  int64_t num_tiles = divided_up(num_rows, kQuantizedMaxRows);
+  int64_t num_tiles = divided_up(num_rows, kQuantizedMaxRows), num_runs = num_tiles * (kColumns / kQuantizedPassColumns);
+  Ahead ahead = {(const char*)(weights + num_groups), divided_up(divided_up(sizeof *weights, kLineBytes), num_runs)};
   for (int64_t t = 0, row = 0; t < num_tiles; t++) {
     int height = int((num_rows - row) / (num_tiles - t));
     QuantizedTile<Q> run = quantized_tile_of<Q>(height);
     alignas(64) float sums[kQuantizedMaxRows][kColumns];
     for (int64_t c = 0; c < kColumns; c += kQuantizedPassColumns)
-      run(weights, c, num_groups, {rows.groups + row * rows.stride, rows.stride}, sums);
+      run(weights, c, num_groups, {rows.groups + row * rows.stride, rows.stride}, sums, ahead);
     finish(row, height, sums);
     row += height;
   }
