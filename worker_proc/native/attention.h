@@ -116,7 +116,7 @@ class Attender {
       // Into L2 only: in L1 they would drive out what is being computed.
 #pragma GCC unroll 4
       for (int v = 0; v < WIDE; v += 16 / kLanes) __builtin_prefetch(next[v] + k * stride, 0, 2);
-      in_parts<T>([&](auto part) {
+      in_parts<T::kParts>([&](auto part) {
         typename T::Loaded loaded[WIDE];
 #pragma GCC unroll 4
         for (int v = 0; v < WIDE; v++) loaded[v] = T::template loaded<part.value>(load<Words>(columns[v] + k * stride));

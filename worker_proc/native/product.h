@@ -49,7 +49,7 @@ void tile(const uint32_t* weights, int64_t words, RowWords rows, float (*sums)[k
   for (int r = 0; r < ROWS; r++)
     for (int v = 0; v < kWide; v++) found[r][v] = load<Floats>(sums[r] + v * kLanes);
   auto step = [&](int64_t k) {
-    in_parts<T>([&](auto part) {
+    in_parts<T::kParts>([&](auto part) {
       typename T::Loaded loaded[kWide];
 #pragma GCC unroll 2
       for (int v = 0; v < kWide; v++)

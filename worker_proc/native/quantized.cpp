@@ -8,7 +8,6 @@ namespace {
 template <class Q, int ROWS>
 void quantized_tile(const typename Q::Group* weights, int64_t first, int64_t num_groups, GroupRows rows,
                     float (*sums)[kColumns], Ahead& ahead) {
-  constexpr int kWide = kQuantizedWide;
   Floats found[ROWS][kWide] = {};
   for (int64_t g = 0; g < num_groups; g++) {
     const typename Q::Group& group = weights[g];
@@ -22,13 +21,18 @@ void quantized_tile(const typename Q::Group* weights, int64_t first, int64_t num
       for (int v = 0; v < kWide; v++) dots[r][v] = Q::kLeast ? Ints{} : x[r]->start - Ints{};
     ahead.ask();
     auto step = [&](int word, int quad, int shift) {
+      in_parts<kXWords>([&](auto part) {
+        Words quads[kWide];
 #pragma GCC unroll 2
-      for (int v = 0; v < kWide; v++) {
-        Words words = load<Words>(group.words[word] + first + v * kLanes);
-        Quads quads(Q::kBits == 8 ? words : words >> shift & 0x0f0f0f0f);
+        for (int v = 0; v < kWide; v++) {
+          Words words = load<Words>(group.words[word] + first + v * kLanes);
+          quads[v] = part_of<part.value>(Q::kBits == 8 ? words : words >> shift & 0x0f0f0f0f);
+        }
 #pragma GCC unroll 16
-        for (int r = 0; r < ROWS; r++) dots[r][v] = quads.add(dots[r][v], x[r]->words + quad * kXWords);
-      }
+        for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 2
+          for (int v = 0; v < kWide; v++) dots[r][v] = add_products(dots[r][v], quads[v], x[r]->words[quad * kXWords + part.value]);
+      });
     };
     constexpr int kTurn = 4;  // words, unrolled
     for (int turn = 0; turn < Q::kWords; turn += kTurn)

@@ -60,6 +60,17 @@ inline uint32_t as_word(float value) {
   return word;
 }
 
+// A sum that the compiler must have in a register here: else it adds up whole numbers in an order of its own, and runs out of
+// registers for what waits.
+inline Ints settled(Ints sum) {
+#if defined(__x86_64__) && TANDEM_VECTOR_BYTES == 64
+  asm("" : "+v"(sum));
+#elif defined(__x86_64__)
+  asm("" : "+x"(sum));
+#endif
+  return sum;
+}
+
 inline int64_t divided_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Lanes where the mask is all ones from `yes`, elsewhere from `no`.
@@ -208,11 +219,11 @@ struct BFloat16 {
 #endif
 };
 
-// each(part) for the parts of a word in turn, part.value of type int.
-template <class T, class Each>
-void in_parts(Each&& each) {
-  each(std::integral_constant<int, 0>());
-  if constexpr (T::kParts == 2) each(std::integral_constant<int, 1>());
+// step(part) for the one or two parts of a word in turn, part.value of type int.
+template <int COUNT, class Step>
+void in_parts(Step&& step) {
+  step(std::integral_constant<int, 0>());
+  if constexpr (COUNT == 2) step(std::integral_constant<int, 1>());
 }
 
 template <class T>
