@@ -6,7 +6,8 @@
 
 namespace tandem {
 
-constexpr int64_t kRowBlockBytes = 512 << 10;  // of activations, kept in L2 while weights pass by
+// Of activations, kept in L2 while weights pass by: half of the smallest that such processors have.
+constexpr int64_t kRowBlockBytes = (kLanes == 16 ? 512 : 256) << 10;
 
 // How packed weights are stored: in the format of the activations (product.h), or quantized (quantized.h).
 enum class Format { kPlain, kInt8, kEightBits, kFourBits, kFourBitsLeast };
