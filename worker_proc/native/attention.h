@@ -28,11 +28,15 @@ struct Segment {
 // Registers of columns that a tile of so many rows computes at once: few rows need more, so that no sum waits for itself.
 constexpr int wide_for(int rows) { return rows <= kMaxRows / 2 ? 4 : 2; }
 
+// Cache lines of the next block that are asked for every k of a product: about a quarter of them in each of the two.
+template <int WIDE>
+constexpr int64_t kLinesAsked = WIDE * kLanes > 32 ? WIDE * kLanes / 32 : 1;
+
 // What one thread needs to attend with one group of heads at a time.
 template <class T>
 class Attender {
  public:
-  using Element = typename T::Element;
+  using Activation = typename T::Activation;
 
   Attender(int64_t group, int64_t head_dim)
       : group_(group), head_dim_(head_dim), words_(words_of<T>(head_dim)), width_(padded(head_dim)), tiles_(head_dim) {
@@ -57,7 +61,7 @@ class Attender {
               Queries&& queries, Out&& out) {
     int64_t num_rows = count * group_, end = segment.start + first + count;
     for (int64_t row = 0; row < num_rows; row++)
-      std::memcpy(queries_.row(row), queries(first + row / group_) + row % group_ * head_dim_, head_dim_ * sizeof(Element));
+      std::memcpy(queries_.row(row), queries(first + row / group_) + row % group_ * head_dim_, head_dim_ * sizeof(Activation));
     std::fill_n(sums_.data(), num_rows * width_, 0.0f);
     std::fill_n(totals_.data(), num_rows, 0.0f);
     std::fill_n(tops_.data(), num_rows, -std::numeric_limits<float>::infinity());
@@ -108,22 +112,22 @@ class Attender {
     ((height == ROWS + 1 ? run(std::integral_constant<int, ROWS + 1>()) : void()), ...);
   }
 
-  // sums[r][v] += the sum over k of rows[r][k] · columns[v][k], k in ascending order. Asks for `next` on the way.
+  // sums[r][v] += the sum over k of rows[r][k] · columns[v][k], k in ascending order. Asks for some of `next` on the way.
   template <int ROWS, int WIDE>
-  static void add_products(const std::array<const uint32_t*, WIDE>& columns, const std::array<const uint32_t*, WIDE>& next,
-                           int64_t stride, int64_t words, RowWords rows, Floats (&sums)[ROWS][WIDE]) {
+  static void add_products(const std::array<const uint32_t*, WIDE>& columns, int64_t stride, int64_t words, RowWords rows,
+                           Floats (&sums)[ROWS][WIDE], NextTiles& next) {
     for (int64_t k = 0; k < words; k++) {
-      typename T::Loaded loaded[WIDE];
+      next.ask(kLinesAsked<WIDE>);
+      in_parts<T::kParts>([&](auto part) {
+        typename T::Loaded loaded[WIDE];
 #pragma GCC unroll 4
-      for (int v = 0; v < WIDE; v++) {
-        // Into L2 only: in L1 they would drive out what is being computed.
-        if (v * kLanes % 16 == 0) __builtin_prefetch(next[v] + k * stride, 0, 2);
-        loaded[v] = T::loaded(load<Words>(columns[v] + k * stride));
-      }
+        for (int v = 0; v < WIDE; v++) loaded[v] = T::template loaded<part.value>(load<Words>(columns[v] + k * stride));
 #pragma GCC unroll 16
-      for (int r = 0; r < ROWS; r++)
+        for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 4
-        for (int v = 0; v < WIDE; v++) sums[r][v] = T::add(sums[r][v], loaded[v], rows.words[r * rows.stride + k]);
+          for (int v = 0; v < WIDE; v++)
+            sums[r][v] = T::add(sums[r][v], loaded[v], rows.words[r * rows.stride + k * T::kParts + part.value]);
+      });
     }
   }
 
@@ -133,14 +137,14 @@ class Attender {
     in_tiles(num_rows, [&](auto rows, int64_t row) {
       constexpr int ROWS = decltype(rows)::value, WIDE = wide_for(ROWS);
       for (int64_t column = 0; column < num_keys; column += WIDE * kLanes) {
-        std::array<const uint32_t*, WIDE> keys, next;
+        std::array<const uint32_t*, WIDE> keys;
         for (int v = 0; v < WIDE; v++) {
           int64_t lane = column + v * kLanes;
           keys[v] = tiles_.keys[lane / kTileCells] + lane % kTileCells;
-          next[v] = tiles_.next_keys[lane / kTileCells] + lane % kTileCells;
         }
         Floats sums[ROWS][WIDE] = {};
-        add_products<ROWS, WIDE>(keys, next, kTileCells, words_, {queries.words + row * queries.stride, queries.stride}, sums);
+        RowWords own = {queries.words + row * queries.stride, queries.stride};
+        add_products<ROWS, WIDE>(keys, kTileCells, words_, own, sums, tiles_.next);
         for (int r = 0; r < ROWS; r++)
           for (int v = 0; v < WIDE; v++) store(&scores_[(row + r) * kKeys + column + v * kLanes], sums[r][v]);
       }
@@ -151,6 +155,8 @@ class Attender {
   // block, that the first token's rows see.
   void weigh(int64_t num_rows, int64_t last_key) {
     const float scale = kLog2E / std::sqrt(float(head_dim_));
+    // Half of what is left, in as many turns as there are here.
+    const int64_t lines = tiles_.next.left() / 2 / (2 * num_rows * (kKeys / kLanes)) + 1;
     Ints lanes;
     for (int i = 0; i < kLanes; i++) lanes[i] = i;
     for (int64_t row = 0; row < num_rows; row++) {
@@ -158,6 +164,7 @@ class Attender {
       int32_t last = int32_t(std::min(last_key + row / group_, kKeys));
       Floats high = splat(tops_[row]);
       for (int64_t i = 0; i < kKeys; i += kLanes) {
+        tiles_.next.ask(lines);
         Floats seen = load<Floats>(scores + i) * scale;
         if (last < kKeys - 1) seen = select(lanes + int32_t(i) > last, splat(kNone), seen);
         store(scores + i, seen);
@@ -171,6 +178,7 @@ class Attender {
     for (int64_t row = 0; row < num_rows; row++) {
       Floats total = {};
       for (int64_t i = 0; i < kKeys; i += kLanes) {
+        tiles_.next.ask(lines);
         Floats chances = exp2(load<Floats>(&scores_[row * kKeys + i]) - tops_[row]);
         total += chances;
         T::narrow(chances_.row(row) + i, chances);
@@ -197,14 +205,11 @@ class Attender {
       for (int v = 0; v < WIDE; v++)
         sums[r][v] = load<Floats>(&sums_[(row + r) * width_ + column + v * kLanes]) * fades_[row + r];
     for (int64_t t = 0; t * kTileCells < num_keys; t++) {
-      std::array<const uint32_t*, WIDE> values, next;
-      for (int v = 0; v < WIDE; v++) {
-        values[v] = tiles_.values[t] + column + v * kLanes;
-        next[v] = tiles_.next_values[t] + column + v * kLanes;
-      }
+      std::array<const uint32_t*, WIDE> values;
+      for (int v = 0; v < WIDE; v++) values[v] = tiles_.values[t] + column + v * kLanes;
       constexpr int64_t kWords = kTileCells / T::kPerWord;
-      add_products<ROWS, WIDE>(values, next, width_, kWords, {chances.words + row * chances.stride + t * kWords, chances.stride},
-                               sums);
+      const uint32_t* own = chances.words + row * chances.stride + t * kWords * T::kParts;
+      add_products<ROWS, WIDE>(values, width_, kWords, {own, chances.stride}, sums, tiles_.next);
     }
     for (int r = 0; r < ROWS; r++)
       for (int v = 0; v < WIDE; v++) store(&sums_[(row + r) * width_ + column + v * kLanes], sums[r][v]);

@@ -58,10 +58,12 @@ class Decoder {
   using Element = typename T::Element;
 
   Decoder(Shape shape, std::vector<Layer> layers, Ends ends, Team& team)
-      : shape_(shape), layers_(std::move(layers)), ends_(ends), team_(team), products_(team), best_(team.size()), floats_(team.size()) {
+      : shape_(shape), layers_(std::move(layers)), ends_(ends), team_(team), products_(team), best_(team.size()), floats_(team.size()),
+        elements_(team.size()) {
     for (int rank = 0; rank < team.size(); rank++) {
       attenders_.emplace_back(shape.num_heads / shape.num_kv_heads, shape.head_dim);
       floats_[rank].reserve(std::max(shape.hidden_size, shape.head_dim));
+      elements_[rank].reserve(2 * shape.head_dim);
     }
   }
 
@@ -168,16 +170,23 @@ class Decoder {
     const Layer& layer = layers_[index];
     int64_t size = shape_.head_dim;
     float* scratch = floats_[rank].data();
-    Element* heads = qkv_.row(row);
-    const Element* values = heads + shape_.query_width() + shape_.key_width();
+    Element *key = elements_[rank].data(), *value = key + size;
+    auto* heads = qkv_.row(row);
+    const auto* values = heads + shape_.query_width() + shape_.key_width();
     for (int64_t head = 0; head < shape_.num_heads + shape_.num_kv_heads; head++, heads += size) {
       int64_t kv_head = head - shape_.num_heads;
       const float* weight = kv_head >= 0 ? layer.key_norm : layer.query_norm;
       widen<T>(heads, size, scratch);
       if (weight != nullptr) norm(scratch, weight, size, shape_.eps, scratch);
       rotate(scratch, size, cos(row), sin(row));
-      narrow<T>(scratch, size, heads);
-      if (kv_head >= 0) pool.head(index, kv_head).put(cell, heads, values + kv_head * size);
+      if (kv_head < 0) {
+        narrow<T>(scratch, size, heads);
+        continue;
+      }
+      narrow<T>(scratch, size, key);
+      widen<T>(values + kv_head * size, size, scratch);
+      narrow<T>(scratch, size, value);
+      pool.head(index, kv_head).put(cell, key, value);
     }
   }
 
@@ -237,7 +246,7 @@ class Decoder {
   }
 
 
-  static void put(const float* sums, int64_t count, Element* to) { narrow<T>(sums, count, to); }
+  static void put(const float* sums, int64_t count, typename T::Activation* to) { narrow<T>(sums, count, to); }
 
   const Shape shape_;
   const std::vector<Layer> layers_;
@@ -251,6 +260,7 @@ class Decoder {
   std::vector<Attender<T>> attenders_;    // a rank's each, as are these:
   std::vector<std::vector<Best>> best_;   // [rows asked for]
   std::vector<Buffer<float>> floats_;     // a row, or a head of it
+  std::vector<Buffer<Element>> elements_;  // a key and a value
 };
 
 }  // namespace tandem

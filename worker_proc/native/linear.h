@@ -6,7 +6,8 @@
 
 namespace tandem {
 
-constexpr int64_t kRowBlockBytes = 512 << 10;  // of activations, kept in L2 while weights pass by
+// Of activations, kept in L2 while weights pass by: half of the smallest that such processors have.
+constexpr int64_t kRowBlockBytes = (kLanes == 16 ? 512 : 256) << 10;
 
 // How packed weights are stored: in the format of the activations (product.h), or quantized (quantized.h).
 enum class Format { kPlain, kInt8, kEightBits, kFourBits, kFourBitsLeast };
@@ -25,7 +26,7 @@ struct Matrix {
 template <class T, class Finish>
 void multiply(Team& team, int rank, const Matrix& weight, RowWords x, int64_t num_rows, Finish&& finish) {
   int64_t words = words_of<T>(weight.in_features), num_blocks = divided_up(weight.out_features, kColumns);
-  int64_t block_rows = std::clamp<int64_t>(kRowBlockBytes / (words * 4) / kMaxRows * kMaxRows, kMaxRows, kBlockRows);
+  int64_t block_rows = std::clamp<int64_t>(kRowBlockBytes / (words * T::kParts * 4) / kMaxRows * kMaxRows, kMaxRows, kBlockRows);
   team.share(rank, divided_up(num_rows, block_rows) * num_blocks, [&](int64_t item) {
     int64_t first = item / num_blocks * block_rows, block = item % num_blocks, column = block * kColumns;
     float bias[kColumns] = {};

@@ -19,8 +19,10 @@ void linear_of(TensorView x, TensorView packed, TensorView bias, TensorView out,
   using Element = typename T::Element;
   Rows<T> rows;
   rows.reserve(x.size(0), x.size(1));
+  std::vector<float> widened(x.size(1));
   for (int64_t row = 0; row < x.size(0); row++) {
-    std::copy_n((const Element*)x.data_ptr() + row * x.size(1), x.size(1), rows.row(row));
+    widen<T>((const Element*)x.data_ptr() + row * x.size(1), x.size(1), widened.data());
+    narrow<T>(widened.data(), x.size(1), rows.row(row));
     rows.pad(row);
   }
   Team team(int(num_threads), {});

@@ -16,44 +16,56 @@ namespace tandem {
 constexpr int64_t kColumns = 32;                 // of a packed block
 constexpr int kWide = 2;                         // registers of columns computed at once
 constexpr int kPassColumns = kWide * kLanes;     // a block takes kColumns / kPassColumns passes
-constexpr int kMaxRows = kLanes == 16 ? 12 : 4;  // of a tile, whose sums fill the registers
+constexpr int kMaxRows = kLanes == 16 ? 12 : 6;  // of a tile, whose sums fill the registers
 constexpr int kUnroll = 8;                       // words of k per turn of the inner loop
-constexpr int64_t kAheadBytes = 8 << 10;         // how far weights are prefetched
+constexpr int64_t kStretch = 64;                 // words of k that meet all rows before the next ones do, from L1
+constexpr int64_t kLineBytes = 64;
 constexpr int64_t kBlockRows = 240;              // of activations that meet a block of weights together
 
-// Activations: rows of words, `stride` words apart. Give the stride one cache line more than the rows fill, so that a tile's
-// rows don't all fall into one set of the cache.
+// Activations: rows of words, `stride` words apart, T::kParts for each word of weights. Give the stride one cache line more than
+// the rows fill, so that a tile's rows don't all fall into one set of the cache.
 struct RowWords {
   const uint32_t* words;
   int64_t stride;
 };
 
+// Memory to be asked for, into L2: in L1 it would drive out what is computed with. `lines` cache lines of it every turn.
+struct Ahead {
+  const char* from;
+  int64_t lines;
+
+  void ask() {
+    for (int64_t i = 0; i < lines; i++) __builtin_prefetch(from + i * kLineBytes, 0, 2);
+    from += lines * kLineBytes;
+  }
+};
+
 // sums[r][c] += the sum over k of rows[r][k] · weights[k][c], for ROWS rows and kPassColumns columns: each sum goes on from what
-// it is. Asks for weights to come with every k, two cache lines, so that memory works while the tile computes.
+// it is. Asks for what is `ahead` every kUnroll words.
 template <class T, int ROWS>
-void tile(const uint32_t* weights, int64_t words, RowWords rows, float (*sums)[kColumns]) {
+void tile(const uint32_t* weights, int64_t words, RowWords rows, float (*sums)[kColumns], Ahead& ahead) {
   Floats found[ROWS][kWide];
 #pragma GCC unroll 16
   for (int r = 0; r < ROWS; r++)
     for (int v = 0; v < kWide; v++) found[r][v] = load<Floats>(sums[r] + v * kLanes);
   auto step = [&](int64_t k) {
-    typename T::Loaded loaded[kWide];
+    in_parts<T::kParts>([&](auto part) {
+      typename T::Loaded loaded[kWide];
 #pragma GCC unroll 2
-    for (int v = 0; v < kWide; v++) loaded[v] = T::loaded(load<Words>(weights + k * kColumns + v * kLanes));
+      for (int v = 0; v < kWide; v++)
+        loaded[v] = T::template loaded<part.value>(load<Words>(weights + k * kColumns + v * kLanes));
 #pragma GCC unroll 16
-    for (int r = 0; r < ROWS; r++)
+      for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 2
-      for (int v = 0; v < kWide; v++) found[r][v] = T::add(found[r][v], loaded[v], rows.words[r * rows.stride + k]);
+        for (int v = 0; v < kWide; v++)
+          found[r][v] = T::add(found[r][v], loaded[v], rows.words[r * rows.stride + k * T::kParts + part.value]);
+    });
   };
   int64_t k = 0;
-  for (; k + kUnroll <= words; k += kUnroll)
-    for (int i = 0; i < kUnroll; i++) {
-      // Into L2: in L1 they would drive out the rows before their turn comes.
-      const char* ahead = (const char*)(weights + (k + i) * kColumns) + kAheadBytes;
-      __builtin_prefetch(ahead, 0, 2);
-      __builtin_prefetch(ahead + 64, 0, 2);
-      step(k + i);
-    }
+  for (; k + kUnroll <= words; k += kUnroll) {
+    ahead.ask();
+    for (int i = 0; i < kUnroll; i++) step(k + i);
+  }
   for (; k < words; k++) step(k);
 #pragma GCC unroll 16
   for (int r = 0; r < ROWS; r++)
@@ -61,7 +73,7 @@ void tile(const uint32_t* weights, int64_t words, RowWords rows, float (*sums)[k
 }
 
 template <class T>
-using Tile = void (*)(const uint32_t*, int64_t, RowWords, float (*)[kColumns]);
+using Tile = void (*)(const uint32_t*, int64_t, RowWords, float (*)[kColumns], Ahead&);
 
 template <class T, int... ROWS>
 Tile<T> tile_of(int rows, std::integer_sequence<int, ROWS...>) {
@@ -72,23 +84,25 @@ Tile<T> tile_of(int rows, std::integer_sequence<int, ROWS...>) {
 // One packed block times num_rows rows, at most kBlockRows, in tiles of nearly equal height: finish(row, sums) for each row, with
 // its sums [32].
 //
-// In float32 and low tiles, which meet their weights often, a stretch of weights meets all rows before the next one does: so it
-// comes from L1 to all but the first. Elsewhere that gained nothing.
+// While a stretch of weights meets the rows, the next one is asked for, evenly: so memory works all the time, and not only
+// while the first rows meet what it brings. What follows the block is mostly the thread's next one.
 template <class T, class Finish>
 void block_product(const uint32_t* weights, int64_t words, RowWords rows, int64_t num_rows, Finish&& finish) {
-  const int64_t stretch = T::kPerWord == 1 && kLanes < 16 ? 256 : words;
   alignas(64) float sums[kBlockRows][kColumns];
   std::fill_n(&sums[0][0], num_rows * kColumns, 0.0f);
-  int64_t num_tiles = divided_up(num_rows, kMaxRows);
-  for (int64_t k = 0; k < words; k += stretch)
+  int64_t num_tiles = divided_up(num_rows, kMaxRows), num_runs = num_tiles * (kColumns / kPassColumns);
+  for (int64_t k = 0; k < words; k += kStretch) {
+    int64_t count = std::min(kStretch, words - k);
+    Ahead ahead = {(const char*)(weights + (k + count) * kColumns), divided_up(kUnroll * kColumns * 4 / kLineBytes, num_runs)};
     for (int64_t c = 0; c < kColumns; c += kPassColumns)
       for (int64_t t = 0, row = 0; t < num_tiles; t++) {
         int height = int((num_rows - row) / (num_tiles - t));
         Tile<T> run = tile_of<T>(height, std::make_integer_sequence<int, kMaxRows>());
-        run(weights + k * kColumns + c, std::min(stretch, words - k), {rows.words + row * rows.stride + k, rows.stride},
-            (float(*)[kColumns])(&sums[row][c]));
+        run(weights + k * kColumns + c, count, {rows.words + row * rows.stride + k * T::kParts, rows.stride},
+            (float(*)[kColumns])(&sums[row][c]), ahead);
         row += height;
       }
+  }
   for (int64_t row = 0; row < num_rows; row++) finish(row, sums[row]);
 }
 

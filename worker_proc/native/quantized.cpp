@@ -4,14 +4,10 @@
 namespace tandem {
 namespace {
 
-// A line of weights into L2: in L1 it would drive out the rows before its turn comes.
-void ask_for(const char* line) { __builtin_prefetch(line, 0, 2); }
-
 // A QuantizedTile of ROWS rows.
 template <class Q, int ROWS>
 void quantized_tile(const typename Q::Group* weights, int64_t first, int64_t num_groups, GroupRows rows,
-                    float (*sums)[kColumns]) {
-  constexpr int kWide = kQuantizedWide;
+                    float (*sums)[kColumns], Ahead& ahead) {
   Floats found[ROWS][kWide] = {};
   for (int64_t g = 0; g < num_groups; g++) {
     const typename Q::Group& group = weights[g];
@@ -23,23 +19,24 @@ void quantized_tile(const typename Q::Group* weights, int64_t first, int64_t num
     for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 2
       for (int v = 0; v < kWide; v++) dots[r][v] = Q::kLeast ? Ints{} : x[r]->start - Ints{};
-    const char* ahead = (const char*)&group + kAheadBytes;
-    for (size_t byte = 0; byte < sizeof group - sizeof group.words; byte += 64) ask_for(ahead + byte);
+    ahead.ask();
     auto step = [&](int word, int quad, int shift) {
+      in_parts<kXWords>([&](auto part) {
+        Words quads[kWide];
 #pragma GCC unroll 2
-      for (int v = 0; v < kWide; v++) {
-        Words words = load<Words>(group.words[word] + first + v * kLanes);
-        Quads quads(Q::kBits == 8 ? words : words >> shift & 0x0f0f0f0f);
+        for (int v = 0; v < kWide; v++) {
+          Words words = load<Words>(group.words[word] + first + v * kLanes);
+          quads[v] = part_of<part.value>(Q::kBits == 8 ? words : words >> shift & 0x0f0f0f0f);
+        }
 #pragma GCC unroll 16
-        for (int r = 0; r < ROWS; r++) dots[r][v] = quads.add(dots[r][v], x[r]->words + quad * kXWords);
-      }
+        for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 2
+          for (int v = 0; v < kWide; v++) dots[r][v] = add_products(dots[r][v], quads[v], x[r]->words[quad * kXWords + part.value]);
+      });
     };
     constexpr int kTurn = 4;  // words, unrolled
     for (int turn = 0; turn < Q::kWords; turn += kTurn)
       for (int i = turn; i < turn + kTurn; i++) {
-        const char* words_ahead = (const char*)group.words[i] + kAheadBytes;
-        ask_for(words_ahead);
-        ask_for(words_ahead + 64);
         step(i, i, 0);
         if (Q::kBits == 4) step(i, i + Q::kWords, 4);
       }

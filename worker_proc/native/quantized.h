@@ -73,36 +73,39 @@ inline Floats widen_halves(const uint16_t* from) {
 #endif
 }
 
-// Four weights of each lane, and the sums with their products with four activations. Activations are `kXWords` words: the four
-// int8, or where the processor can't multiply those: the int16 of the first and third, then of the second and fourth.
+// Four weights of each lane are multiplied in kXWords steps, each with a word of its own of the activations: the four int8, or
+// where the processor can't multiply those: the int16 of the first and third, then of the second and fourth. part_of<part> is
+// what add_products takes of the weights.
 #if TANDEM_DOT_INT8
 constexpr int kXWords = 1;
-struct Quads {
-  explicit Quads(Words weights) : all(weights) {}
-  Ints add(Ints sum, const uint32_t* x) const {
-    return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)all, _mm512_set1_epi32(int(*x)));
-  }
-  Words all;
-};
+
+template <int PART>
+Words part_of(Words weights) {
+  return weights;
+}
+
+inline Ints add_products(Ints sum, Words weights, uint32_t x) {
+  return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weights, _mm512_set1_epi32(int(x)));
+}
 #else
 constexpr int kXWords = 2;
-// In each lane, the sum of the products of two int16.
-inline Ints pair_products(Words a, uint32_t b) {
+
+template <int PART>
+Words part_of(Words weights) {
+  return (PART == 0 ? weights : weights >> 8) & 0x00ff00ff;
+}
+
+inline Ints add_products(Ints sum, Words weights, uint32_t x) {
 #if defined(__AVX512BW__)
-  return (Ints)_mm512_madd_epi16((__m512i)a, _mm512_set1_epi32(int(b)));
+  return settled(sum + (Ints)_mm512_madd_epi16((__m512i)weights, _mm512_set1_epi32(int(x))));
 #elif defined(__AVX2__)
-  return (Ints)_mm256_madd_epi16((__m256i)a, _mm256_set1_epi32(int(b)));
+  return settled(sum + (Ints)_mm256_madd_epi16((__m256i)weights, _mm256_set1_epi32(int(x))));
 #elif defined(__SSE2__)
-  return (Ints)_mm_madd_epi16((__m128i)a, _mm_set1_epi32(int(b)));
+  return settled(sum + (Ints)_mm_madd_epi16((__m128i)weights, _mm_set1_epi32(int(x))));
 #else
-  return (Ints)(a & 0xffff) * int32_t(int16_t(b)) + (Ints)(a >> 16) * int32_t(int16_t(b >> 16));
+  return sum + (Ints)(weights & 0xffff) * int32_t(int16_t(x)) + (Ints)(weights >> 16) * int32_t(int16_t(x >> 16));
 #endif
 }
-struct Quads {
-  explicit Quads(Words weights) : even(weights & 0x00ff00ff), odd(weights >> 8 & 0x00ff00ff) {}
-  Ints add(Ints sum, const uint32_t* x) const { return sum + pair_products(even, x[0]) + pair_products(odd, x[1]); }
-  Words even, odd;
-};
 #endif
 
 // A group of a row of activations. start: what the sum over the group's products begins with, so that it comes out as if stored
@@ -128,15 +131,13 @@ struct GroupRows {
   }
 };
 
-constexpr int kQuantizedWide = kLanes == 16 ? 2 : 1;
-constexpr int kQuantizedPassColumns = kQuantizedWide * kLanes;
-constexpr int kQuantizedMaxRows = kLanes == 16 ? 8 : 4;  // whose whole numbers fill the registers; the float sums wait in the cache
+constexpr int kQuantizedMaxRows = kLanes == 16 ? 8 : 6;  // whose whole numbers fill the registers; the float sums wait in the cache
 
 // sums[r][c] = the sum over k of rows[r][k] · weights[k][c], for some rows and the block's columns [first, first +
-// kQuantizedPassColumns).
+// kPassColumns). Asks for what is `ahead` every group.
 template <class Q>
 using QuantizedTile = void (*)(const typename Q::Group* weights, int64_t first, int64_t num_groups, GroupRows rows,
-                               float (*sums)[kColumns]);
+                               float (*sums)[kColumns], Ahead& ahead);
 
 // The tile of so many rows, of those that quantized.cpp has.
 template <class Q>
@@ -146,13 +147,14 @@ QuantizedTile<Q> quantized_tile_of(int rows);
 template <class Q, class Finish>
 void quantized_block_product(const typename Q::Group* weights, int64_t num_groups, GroupRows rows, int64_t num_rows,
                              Finish&& finish) {
-  int64_t num_tiles = divided_up(num_rows, kQuantizedMaxRows);
+  int64_t num_tiles = divided_up(num_rows, kQuantizedMaxRows), num_runs = num_tiles * (kColumns / kPassColumns);
+  Ahead ahead = {(const char*)(weights + num_groups), divided_up(divided_up(sizeof *weights, kLineBytes), num_runs)};
   for (int64_t t = 0, row = 0; t < num_tiles; t++) {
     int height = int((num_rows - row) / (num_tiles - t));
     QuantizedTile<Q> run = quantized_tile_of<Q>(height);
     alignas(64) float sums[kQuantizedMaxRows][kColumns];
-    for (int64_t c = 0; c < kColumns; c += kQuantizedPassColumns)
-      run(weights, c, num_groups, {rows.groups + row * rows.stride, rows.stride}, sums);
+    for (int64_t c = 0; c < kColumns; c += kPassColumns)
+      run(weights, c, num_groups, {rows.groups + row * rows.stride, rows.stride}, sums, ahead);
     finish(row, height, sums);
     row += height;
   }

@@ -43,23 +43,23 @@ class Buffer {
   int64_t size_ = 0;
 };
 
-// Activations in the model's format, a row per token, padded as RowWords has it.
+// Activations in the form that products take, a row per token, padded as RowWords has it.
 template <class T>
 class Rows {
  public:
-  using Element = typename T::Element;
+  using Activation = typename T::Activation;
 
   void reserve(int64_t num_rows, int64_t width) {
     width_ = width;
-    stride_ = divided_up(words_of<T>(width), 16) * 16 + 16;
+    stride_ = divided_up(words_of<T>(width) * T::kParts, 16) * 16 + 16;
     words_.reserve(num_rows * stride_);
   }
 
   int64_t width() const { return width_; }
   RowWords words() { return {words_.data(), stride_}; }
-  Element* row(int64_t index) { return (Element*)(words_.data() + index * stride_); }
+  Activation* row(int64_t index) { return (Activation*)(words_.data() + index * stride_); }
 
-  // The half word beside the last element of a row of odd width must not count.
+  // What stands beside the last element of a row of odd width must not count.
   void pad(int64_t index) {
     if (width_ % T::kPerWord) row(index)[width_] = 0;
   }
@@ -91,14 +91,22 @@ inline void norm(const float* x, const float* weight, int64_t width, float eps, 
         [&](int64_t i) { out[i] = x[i] * scale * weight[i]; });
 }
 
-template <class T>
-void widen(const typename T::Element* from, int64_t width, float* to) {
-  along(width, [&](int64_t i) { store(to + i, T::widen(from + i)); }, [&](int64_t i) { to[i] = T::widen(from[i]); });
+// From elements or activations.
+template <class T, class From>
+void widen(const From* from, int64_t width, float* to) {
+  along(width, [&](int64_t i) { store(to + i, T::widen(from + i)); }, [&](int64_t i) {
+    if constexpr (std::is_same_v<From, float>) to[i] = from[i];
+    else to[i] = T::widen(from[i]);
+  });
 }
 
-template <class T>
-void narrow(const float* from, int64_t width, typename T::Element* to) {
-  along(width, [&](int64_t i) { T::narrow(to + i, load<Floats>(from + i)); }, [&](int64_t i) { to[i] = T::narrow(from[i]); });
+// To elements or activations.
+template <class T, class To>
+void narrow(const float* from, int64_t width, To* to) {
+  along(width, [&](int64_t i) { T::narrow(to + i, load<Floats>(from + i)); }, [&](int64_t i) {
+    if constexpr (std::is_same_v<To, float>) to[i] = T::widen(T::narrow(from[i]));
+    else to[i] = T::narrow(from[i]);
+  });
 }
 
 // A head turned by its position's angles, halves against each other. cos, sin: [width / 2]. Source: RoPE (arXiv 2104.09864).

@@ -57,6 +57,42 @@ inline void transpose(Words (&rows)[kLanes]) {
   }
 }
 
+// Where the next block's tiles probably are, to be asked for evenly while this one is computed: more at once than memory gives
+// would keep the computation waiting. Into L2 only: in L1 they would drive out what is being computed.
+class NextTiles {
+ public:
+  // Each of `tile_bytes`, a multiple of a line.
+  void begin(int64_t tile_bytes) {
+    tile_bytes_ = tile_bytes;
+    count_ = turn_ = 0;
+  }
+  void add(const uint32_t* tile) { tiles_[count_++] = (const char*)tile; }
+  void start() { enter(0); }
+
+  int64_t left() const { return (count_ - turn_) * tile_bytes_ / kLineBytes; }
+
+  void ask(int64_t lines) {
+    for (; lines > 0 && turn_ < count_; lines--) {
+      __builtin_prefetch(line_, 0, 2);
+      line_ += kLineBytes;
+      if (line_ == end_) enter(turn_ + 1);
+    }
+  }
+
+ private:
+  void enter(int turn) {
+    turn_ = turn;
+    if (turn_ == count_) return;
+    line_ = tiles_[turn_];
+    end_ = line_ + tile_bytes_;
+  }
+
+  const char *line_ = nullptr, *end_ = nullptr;
+  int turn_ = 0, count_ = 0;
+  int64_t tile_bytes_ = 0;
+  std::array<const char*, 2 * kTiles> tiles_;
+};
+
 template <class T>
 class BlockTiles {
  public:
@@ -102,16 +138,15 @@ class BlockTiles {
     return lanes_of(found) == 0;
   }
 
-  // Where the next block's tiles probably are, to be asked for while this one is computed.
-  void guess_next(const Cells<T>& next) {
-    for (int64_t t = 0, position = 0; t < kTiles; t++, position += kTileCells) {
-      bool known = position < next.count;
-      next_keys[t] = known ? next.key(position) : keys_room_.data();
-      next_values[t] = known ? next.value(position) : values_room_.data();
-    }
+  void guess_next(const Cells<T>& block) {
+    next.begin(tile_words<T>(head_dim_) * 4);
+    for (int64_t position = 0; position < std::min(kKeys, block.count); position += kTileCells) next.add(block.key(position));
+    for (int64_t position = 0; position < std::min(kKeys, block.count); position += kTileCells) next.add(block.value(position));
+    next.start();
   }
 
-  Tiles keys, values, next_keys, next_values;
+  Tiles keys, values;
+  NextTiles next;
 
  private:
   void pack_keys(const Cells<T>& own, int64_t num_keys, uint32_t* tile) {

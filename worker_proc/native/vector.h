@@ -3,8 +3,8 @@
 // Built once for the processor at hand. TANDEM_VECTOR_BYTES: 64, 32 or 16, the width of a register.
 // TANDEM_DOT_BF16: whether it multiplies pairs of bfloat16 itself (AVX512_BF16).
 //
-// Operands of products are seen as words. A word is two neighbouring k of a bfloat16 row (the even one in the low half; an odd
-// row is padded with zero) or one k of a float32 row.
+// Weights are seen as words. A word is two neighbouring k of a bfloat16 row (the even one in the low half; an odd row is padded
+// with zero) or one k of a float32 row.
 #pragma once
 
 #if defined(__x86_64__)
@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 namespace tandem {
 
@@ -59,15 +60,15 @@ inline uint32_t as_word(float value) {
   return word;
 }
 
-// A word in every lane, that the compiler must not compute with before: it comes so from memory at no cost, and what is done to
-// all lanes at once costs less than to carry a number over from the other registers.
-inline Words together(Words all) {
+// A sum that the compiler must have in a register here: else it adds up whole numbers in an order of its own, and runs out of
+// registers for what waits.
+inline Ints settled(Ints sum) {
 #if defined(__x86_64__) && TANDEM_VECTOR_BYTES == 64
-  asm("" : "+v"(all));
+  asm("" : "+v"(sum));
 #elif defined(__x86_64__)
-  asm("" : "+x"(all));
+  asm("" : "+x"(sum));
 #endif
-  return all;
+  return sum;
 }
 
 inline int64_t divided_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -139,27 +140,34 @@ constexpr float kLog2E = 1.4426950408889634f;
 // x · sigmoid(x)
 inline Floats silu(Floats x) { return x / (1.0f + exp2(larger(x, splat(-80.0f)) * -kLog2E)); }
 
+// A number format T: Element is what weights and cells of the pool are, Activation what rows of activations hold of it.
+//
+// A word of weights is multiplied in kParts steps, each with a word of its own of the activations: loaded<part> is what `add`
+// takes of it.
 struct Float32 {
   using Element = float;
-  static constexpr int kPerWord = 1;
+  using Activation = float;
+  using Loaded = Floats;
+  static constexpr int kPerWord = 1, kParts = 1;
+
   static float widen(float value) { return value; }
   static float narrow(float value) { return value; }
   static Floats widen(const float* from) { return load<Floats>(from); }
   static void narrow(float* to, Floats value) { store(to, value); }
-  // Weights of one k (or pair of k) in the form that `add` takes, and the sum with one more product.
-  struct Loaded {
-    Floats value;
-  };
-  static Loaded loaded(Words weights) { return {(Floats)weights}; }
-  static Floats add(Floats sum, const Loaded& weights, uint32_t activation) {
-    return sum + weights.value * as_float(activation);
+
+  template <int PART>
+  static Loaded loaded(Words weights) {
+    return (Floats)weights;
   }
+  static Floats add(Floats sum, Loaded weights, uint32_t activation) { return sum + weights * as_float(activation); }
 };
 
+// Where no instruction multiplies pairs, every product takes them apart: activations are kept so, each a float32 of its own,
+// and the weights' even elements are multiplied before the odd ones.
 struct BFloat16 {
   using Element = uint16_t;
-  static constexpr int kPerWord = 2;
   using Halves = uint16_t __attribute__((vector_size(TANDEM_VECTOR_BYTES / 2)));
+  static constexpr int kPerWord = 2;
 
   static float widen(uint16_t value) { return as_float(uint32_t(value) << 16); }
   static Floats widen(const uint16_t* from) {
@@ -172,37 +180,51 @@ struct BFloat16 {
     return uint16_t(((word & 0x7fffffff) > 0x7f800000 ? word | 0x400000 : rounded) >> 16);
   }
 #if TANDEM_DOT_BF16
+  using Activation = uint16_t;
+  using Loaded = __m512bh;
+  static constexpr int kParts = 1;
+
   // The instruction takes what is below 2^-126 for zero, as its products do.
   static void narrow(uint16_t* to, Floats value) { store(to, _mm512_cvtneps_pbh(value)); }
+
+  template <int PART>
+  static Loaded loaded(Words weights) {
+    return (__m512bh)weights;
+  }
+  static Floats add(Floats sum, Loaded weights, uint32_t activations) {
+    return _mm512_dpbf16_ps(sum, weights, (__m512bh)_mm512_set1_epi32(int(activations)));
+  }
 #else
-  static void narrow(uint16_t* to, Floats value) {
+  using Activation = float;
+  using Loaded = Floats;
+  static constexpr int kParts = 2;
+
+  static Floats widen(const float* from) { return load<Floats>(from); }
+  static void narrow(float* to, Floats value) { store(to, rounded(value) & 0xffff0000u); }
+  static void narrow(uint16_t* to, Floats value) { store(to, __builtin_convertvector(rounded(value) >> 16, Halves)); }
+
+  template <int PART>
+  static Loaded loaded(Words weights) {
+    return (Floats)(PART == 0 ? weights << 16 : weights & 0xffff0000u);
+  }
+  static Floats add(Floats sum, Loaded weights, uint32_t activation) { return sum + weights * as_float(activation); }
+
+ private:
+  // The number is in the upper half.
+  static Words rounded(Floats value) {
     Words words = (Words)value;
-    Words rounded = words + 0x7fff + ((words >> 16) & 1);
     Ints nan = value != value;
-    Words kept = ((Words)nan & (words | 0x400000)) | (~(Words)nan & rounded);
-    store(to, __builtin_convertvector(kept >> 16, Halves));
-  }
-#endif
-#if TANDEM_DOT_BF16
-  struct Loaded {
-    __m512bh pairs;
-  };
-  static Loaded loaded(Words weights) { return {(__m512bh)weights}; }
-  static Floats add(Floats sum, const Loaded& weights, uint32_t activations) {
-    return _mm512_dpbf16_ps(sum, weights.pairs, (__m512bh)_mm512_set1_epi32(int(activations)));
-  }
-#else
-  struct Loaded {
-    Floats even, odd;
-  };
-  static Loaded loaded(Words weights) { return {(Floats)(weights << 16), (Floats)(weights & 0xffff0000u)}; }
-  static Floats add(Floats sum, const Loaded& weights, uint32_t activations) {
-    Words all = together(Words{} + activations);
-    sum = sum + weights.even * (Floats)(all << 16);
-    return sum + weights.odd * (Floats)(all & 0xffff0000u);
+    return ((Words)nan & (words | 0x400000)) | (~(Words)nan & (words + 0x7fff + ((words >> 16) & 1)));
   }
 #endif
 };
+
+// step(part) for the one or two parts of a word in turn, part.value of type int.
+template <int COUNT, class Step>
+void in_parts(Step&& step) {
+  step(std::integral_constant<int, 0>());
+  if constexpr (COUNT == 2) step(std::integral_constant<int, 1>());
+}
 
 template <class T>
 int64_t words_of(int64_t features) {
