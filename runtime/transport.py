@@ -11,15 +11,17 @@ import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import zmq
-import zmq.asyncio
 
 from runtime.codec import Header
 from runtime.errors import ConfigError, ConnectionLost, PeerError, ProtocolError, RequestError
 from runtime.messages import CODEC
 from runtime.types import Epoch
+
+if TYPE_CHECKING:
+    import zmq.asyncio
 
 INTERNAL_HWM = 10_000
 """Messages that may wait on an internal wire; one more means that the peer is stuck."""
@@ -217,6 +219,8 @@ class AsyncTransport:
     """Makes the connections of one client, for an asyncio loop."""
 
     def __init__(self, name: str) -> None:
+        import zmq.asyncio  # a fifth of a child's start, and of the children only http is a client
+
         self._name = name
         self._context = zmq.asyncio.Context()
 
@@ -242,7 +246,7 @@ class AsyncTransport:
 class AsyncDealer:
     """A client's connection to a router."""
 
-    def __init__(self, raw: zmq.asyncio.Socket, numbering: Numbering) -> None:
+    def __init__(self, raw: "zmq.asyncio.Socket", numbering: Numbering) -> None:
         """Use `AsyncTransport.dealer`."""
         self._raw = raw
         self._events = raw.get_monitor_socket(zmq.EVENT_DISCONNECTED)
