@@ -11,6 +11,7 @@ from typing import Any, Literal, Self, TypeAlias, TypeVar, overload
 
 import numpy as np
 
+from runtime.async_transport import AsyncTransport
 from runtime.completion import Completion, completion_of
 from runtime.connection import Connection, Mailbox
 from runtime.errors import RequestAborted, RequestError, TandemError
@@ -29,7 +30,6 @@ from runtime.messages import (
     Welcome,
 )
 from runtime.sampling import SamplingParams
-from runtime.transport import AsyncTransport
 from runtime.types import IntArray, Json, RequestId
 
 JOIN_S = 10.0

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from runtime.async_transport import AsyncDealer
 from runtime.errors import ConnectionLost, InternalError, ProtocolError, TandemError, from_kind
 from runtime.messages import (
     Abort,
@@ -22,7 +23,6 @@ from runtime.messages import (
     Tokenized,
     Welcome,
 )
-from runtime.transport import AsyncDealer
 from runtime.types import RequestId
 
 HEARTBEAT_S = 2.0

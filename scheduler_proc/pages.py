@@ -60,5 +60,5 @@ class PageAllocator:
         pages = self.free_pages()
         if len(pages) and (pages.min() < 0 or pages.max() >= self.num_pages):
             raise IntegrityError(f"free page out of range 0 … {self.num_pages - 1}")
-        if len(np.unique(pages)) != len(pages):
+        if np.bincount(pages).max(initial=0) > 1:
             raise IntegrityError("a page is in the free list twice")

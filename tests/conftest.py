@@ -1,14 +1,20 @@
 """Fixtures that tests of several rooms share."""
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
+import hypothesis
 import pytest
 
 from runtime.server import Server
 from tests import fakes
+
+# Tests assert no times: an example may take longer than hypothesis' 200 ms on a busy machine.
+hypothesis.settings.register_profile("tandem", deadline=None)
+hypothesis.settings.load_profile("tandem")
 
 
 def pytest_configure() -> None:
@@ -16,6 +22,9 @@ def pytest_configure() -> None:
     shell script: that ignores SIGINT, and so would all that is started from there.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        # torch's threads spin while they wait for one another, and others here need the cores.
+        os.environ["OMP_NUM_THREADS"] = "1"
 
 
 @pytest.fixture

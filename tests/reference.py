@@ -7,6 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import gguf
+import pytest
 import torch
 import transformers
 
@@ -53,9 +55,16 @@ def gguf_model(path: Path) -> Any:
     from_pretrained(gguf_file=…) would want accelerate.
     """
     gguf_utils: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
-    config = transformers.AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
-    model: Any = transformers.LlamaForCausalLM(config)
-    loaded = gguf_utils.load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=model)
+    with pytest.MonkeyPatch.context() as patch:
+        # transformers reads the file for the config and again for the weights, and makes the same
+        # table of names for each of the model's modules: together half a minute.
+        for name in ("GGUFReader", "get_tensor_name_map"):
+            patch.setattr(gguf, name, cache(getattr(gguf, name)))
+        config = transformers.LlamaConfig.from_pretrained(path.parent, gguf_file=path.name)
+        model: Any = transformers.LlamaForCausalLM(config)
+        loaded = gguf_utils.load_gguf_checkpoint(
+            str(path), return_tensors=True, model_to_load=model
+        )
     absent = model.load_state_dict(loaded["tensors"], strict=False).missing_keys
     assert absent in ([], ["lm_head.weight"])
     return model.eval()

@@ -10,9 +10,8 @@ import json
 import zlib
 from collections import defaultdict
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -120,7 +119,7 @@ class Run(Harness):
         """num_pages: by default more than enough, so that nobody is retracted."""
         page_size = options.setdefault("page_size", 1)
         options.setdefault("max_running_req", 64)
-        pages = num_pages or 12_000 // page_size
+        pages = num_pages or 4_000 // page_size
         super().__init__(pages, max_seq_len=512, **options)
         model.start(pages, page_size, self.options.max_running_req, self.max_seq_len)
         self.engine: Any = model
@@ -350,58 +349,58 @@ def assert_all_at_once(
 REAL_PROMPTS = [prompt(length, 49_152) for length in (150, 5, 33, 17)]
 
 
+class Real(NamedTuple):
+    """The embedded model, and the logits of each of REAL_PROMPTS alone."""
+
+    precision: str
+    model: Watched
+    expected: list[torch.Tensor]
+
+
 @pytest.fixture(scope="module", params=list(PRECISIONS))
-def real(request: pytest.FixtureRequest) -> Watched:
+def real(request: pytest.FixtureRequest) -> Real:
     files = ModelFiles(name="smollm2", path=str(embedded_gguf()), format="gguf")
-    return loaded(files, PRECISIONS[request.param], threads=2)
+    model = loaded(files, PRECISIONS[request.param])
+    return Real(request.param, model, alone(model, REAL_PROMPTS))
 
 
-def test_the_real_models_logits(real: Watched) -> None:
-    expected = alone(real, REAL_PROMPTS)
+def test_the_real_models_logits(real: Real) -> None:
     for options in ({}, {"max_extend_tokens": 96, "page_size": 64}):
-        run = Run(real, **options)
+        run = Run(real.model, **options)
         for ids in REAL_PROMPTS:
             run.submit(ids, MAX_TOKENS)
         run.run()
-        assert_same_bits(run.logits, expected)
-    assert_all_at_once(real, REAL_PROMPTS, expected)
+        assert_same_bits(run.logits, real.expected)
+    assert_all_at_once(real.model, REAL_PROMPTS, real.expected)
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "pages of 64, chunks of 96": {"page_size": 64, "max_extend_tokens": 96, "threads": 2},
+    "pages of 64, chunks of 96": {"page_size": 64, "max_extend_tokens": 96},
     "chunks of 7, no overlap": {"max_extend_tokens": 7, "overlap": False, "cache_type": "naive"},
     "a pool that forces retractions": {
         "page_size": 4,
-        "num_page_override": 80,
-        "max_seq_len_override": 300,
+        "num_page_override": 68,
+        "max_seq_len_override": 260,
     },
+}
+# One precision sees all of them; that each does in the engine, the tests above show.
+WHOLE = {
+    "float32": ["chunks of 7, no overlap"],
+    "bfloat16": list(OPTIONS),
+    "int8": ["a pool that forces retractions"],
 }
 
 
-# One precision sees all of them; that each does in the engine, the tests above show.
-_WHOLE = [
-    ("float32", "chunks of 7, no overlap"),
-    *(("bfloat16", name) for name in OPTIONS),
-    ("int8", "a pool that forces retractions"),
-]
-
-
-@cache
-def tokens_alone(precision: str) -> list[list[int]]:
-    """One by one through a server of one thread that caches nothing."""
-    sampling = SamplingParams(max_tokens=32, ignore_eos=True)
-    with LLM(**PRECISIONS[precision], threads=1, cache_type="naive") as llm:
-        return [llm.generate([ids], sampling)[0]["token_ids"] for ids in REAL_PROMPTS]
-
-
-@pytest.mark.parametrize(("precision", "name"), [pair for pair in _WHOLE if pair[0] in PRECISIONS])
-def test_the_whole_systems_tokens(precision: str, name: str) -> None:
-    """All at once, then once more, when a cache has them."""
-    options, expected = OPTIONS[name], tokens_alone(precision)
-    sampling = SamplingParams(max_tokens=32, ignore_eos=True)
-    with LLM(**PRECISIONS[precision], **options) as llm:
-        for _ in range(2):
-            outputs = llm.generate(REAL_PROMPTS, sampling)
-            assert [output["token_ids"] for output in outputs] == expected
-        if "num_page_override" in options:
-            assert llm.stats()["retractions"] > 0
+def test_the_whole_systems_tokens(real: Real) -> None:
+    """On two threads, all at once, then once more, when a cache has them: the engine's of one
+    thread, alone.
+    """
+    expected = [logits.argmax(-1).tolist() for logits in real.expected]
+    sampling = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True)
+    for options in (OPTIONS[name] for name in WHOLE[real.precision]):
+        with LLM(**PRECISIONS[real.precision], **options, threads=2) as llm:
+            for _ in range(2):
+                outputs = llm.generate(REAL_PROMPTS, sampling)
+                assert [output["token_ids"] for output in outputs] == expected
+            if "num_page_override" in options:
+                assert llm.stats()["retractions"] > 0

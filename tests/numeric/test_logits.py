@@ -1,5 +1,6 @@
 """The engine against transformers: logits of tiny and real models, greedy texts, every batching."""
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,9 @@ def files_of(folder: Path) -> ModelFiles:
     return ModelFiles(name="tiny", path=str(folder), format="hf")
 
 
+@cache
 def reference_of(folder: Path, dtype: str) -> Any:
+    """transformers' model of a checkpoint, loaded once, whatever computes ours."""
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=getattr(torch, dtype), attn_implementation="eager"
     )
@@ -187,14 +190,19 @@ def test_a_chunk_longer_than_a_query_block_equals_transformers(tiny: Path) -> No
 
 def test_greedy_tokens_equal_transformers_until_a_near_tie(tiny: Path) -> None:
     ids = prompt(20)
-    model = reference_of(tiny, "float32")
-    expected = generated(model, ids, 64)
+    expected = generated_from(tiny, tuple(ids), 64)
     engine, recorder = recorded(files_of(tiny), "float32")
     tokens = decoded(engine, ids, 64)
     tops = [logits[0].topk(2).values for logits in recorder.seen]
     clear = next((i for i, top in enumerate(tops) if top[0] - top[1] < 1e-3), 64)
     assert tokens[:clear] == expected[:clear]
     assert clear > 0
+
+
+@cache
+def generated_from(folder: Path, ids: tuple[int, ...], num_tokens: int) -> list[int]:
+    """The same for a checkpoint, computed once."""
+    return generated(reference_of(folder, "float32"), list(ids), num_tokens)
 
 
 def generated(model: Any, ids: list[int], num_tokens: int) -> list[int]:

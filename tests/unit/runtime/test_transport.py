@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import zmq
 
+from runtime.async_transport import AsyncTransport
 from runtime.errors import ConfigError, PeerError, ProtocolError, RequestError
 from runtime.messages import Detokenized, Heartbeat, Hello, Progress, Tokenize
 from runtime.transport import (
     BURST,
-    AsyncTransport,
     Inbox,
     Numbering,
     Outbox,
