@@ -8,7 +8,10 @@ namespace {
 template <class Q, int ROWS>
 void quantized_tile(const typename Q::Group* weights, int64_t first, int64_t num_groups, GroupRows rows,
                     float (*sums)[kColumns], Ahead& ahead) {
-  Floats found[ROWS][kWide] = {};
+  Floats found[ROWS][kWide];
+#pragma GCC unroll 16
+  for (int r = 0; r < ROWS; r++)
+    for (int v = 0; v < kWide; v++) found[r][v] = load<Floats>(sums[r] + first + v * kLanes);
   for (int64_t g = 0; g < num_groups; g++) {
     const typename Q::Group& group = weights[g];
     const ActivationGroup<Q>* x[ROWS];

@@ -133,8 +133,8 @@ struct GroupRows {
 
 constexpr int kQuantizedMaxRows = kLanes == 16 ? 8 : 6;  // whose whole numbers fill the registers; the float sums wait in the cache
 
-// sums[r][c] = the sum over k of rows[r][k] · weights[k][c], for some rows and the block's columns [first, first +
-// kPassColumns). Asks for what is `ahead` every group.
+// sums[r][c] += the sum over k of rows[r][k] · weights[k][c], for some rows and kPassColumns columns from `first` of the block
+// on: each sum goes on from what it is. Asks for what is `ahead` every group.
 template <class Q>
 using QuantizedTile = void (*)(const typename Q::Group* weights, int64_t first, int64_t num_groups, GroupRows rows,
                                float (*sums)[kColumns], Ahead& ahead);
@@ -147,17 +147,22 @@ QuantizedTile<Q> quantized_tile_of(int rows);
 template <class Q, class Finish>
 void quantized_block_product(const typename Q::Group* weights, int64_t num_groups, GroupRows rows, int64_t num_rows,
                              Finish&& finish) {
+  constexpr int64_t kStretchGroups = kStretch * kColumns * 4 / sizeof(typename Q::Group);
+  alignas(64) float sums[kBlockRows][kColumns];
+  std::fill_n(&sums[0][0], num_rows * kColumns, 0.0f);
   int64_t num_tiles = divided_up(num_rows, kQuantizedMaxRows), num_runs = num_tiles * (kColumns / kPassColumns);
-  Ahead ahead = {(const char*)(weights + num_groups), divided_up(divided_up(sizeof *weights, kLineBytes), num_runs)};
-  for (int64_t t = 0, row = 0; t < num_tiles; t++) {
-    int height = int((num_rows - row) / (num_tiles - t));
-    QuantizedTile<Q> run = quantized_tile_of<Q>(height);
-    alignas(64) float sums[kQuantizedMaxRows][kColumns];
+  for (int64_t g = 0; g < num_groups; g += kStretchGroups) {
+    int64_t count = std::min(kStretchGroups, num_groups - g);
+    Ahead ahead = {(const char*)(weights + g + count), divided_up(divided_up(sizeof *weights, kLineBytes), num_runs)};
     for (int64_t c = 0; c < kColumns; c += kPassColumns)
-      run(weights, c, num_groups, {rows.groups + row * rows.stride, rows.stride}, sums, ahead);
-    finish(row, height, sums);
-    row += height;
+      for (int64_t t = 0, row = 0; t < num_tiles; t++) {
+        int height = int((num_rows - row) / (num_tiles - t));
+        const char* from = rows.groups + row * rows.stride + g * sizeof(ActivationGroup<Q>);
+        quantized_tile_of<Q>(height)(weights + g, c, count, {from, rows.stride}, &sums[row], ahead);
+        row += height;
+      }
   }
+  for (int64_t row = 0; row < num_rows; row++) finish(row, sums[row]);
 }
 
 inline void add_bias(const Matrix& weight, int64_t column, float* sums) {
@@ -170,16 +175,15 @@ inline void add_bias(const Matrix& weight, int64_t column, float* sums) {
 template <class Q, class Finish>
 void multiply_quantized(Team& team, int rank, const Matrix& weight, GroupRows x, int64_t num_rows, Finish&& finish) {
   int64_t num_groups = divided_up(weight.in_features, Q::kGroup), num_blocks = divided_up(weight.out_features, kColumns);
-  int64_t block_rows = std::max<int64_t>(kRowBlockBytes / x.stride / kQuantizedMaxRows, 1) * kQuantizedMaxRows;
+  int64_t fitting = kRowBlockBytes / x.stride / kQuantizedMaxRows * kQuantizedMaxRows;
+  int64_t block_rows = std::clamp<int64_t>(fitting, kQuantizedMaxRows, kBlockRows);
   team.share(rank, divided_up(num_rows, block_rows) * num_blocks, [&](int64_t item) {
     int64_t first = item / num_blocks * block_rows, block = item % num_blocks, column = block * kColumns;
     auto* weights = (const typename Q::Group*)weight.packed + block * num_groups;
     quantized_block_product<Q>(weights, num_groups, {x.groups + first * x.stride, x.stride},
-                               std::min(block_rows, num_rows - first), [&](int64_t row, int count, float(*sums)[kColumns]) {
-                                 for (int r = 0; r < count; r++) {
-                                   add_bias(weight, column, sums[r]);
-                                   finish(first + row + r, column, sums[r]);
-                                 }
+                               std::min(block_rows, num_rows - first), [&](int64_t row, float* sums) {
+                                 add_bias(weight, column, sums);
+                                 finish(first + row, column, sums);
                                });
   });
 }
