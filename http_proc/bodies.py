@@ -12,8 +12,10 @@ from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
-from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
+
+from http_proc.errors import HttpError
 
 
 class BodyRoute(APIRoute):
@@ -46,14 +48,23 @@ async def _given(request: Request) -> Any:
     """The JSON in the body; what is said to be something else stays bytes, which fit no model."""
     try:
         body = await request.body()
-        return json.loads(body) if body and _is_json(request) else body
+    except ClientDisconnect:
+        # Nobody reads this answer: it is no fault, which would be logged.
+        raise HttpError(400, "the client closed the connection within the request") from None
+    if not body or not _is_json(request):
+        return body
+    try:
+        return json.loads(body)
     except json.JSONDecodeError as e:
-        wrong = {"type": "json_invalid", "loc": ("body", e.pos), "ctx": {"error": e.msg}}
-        raise RequestValidationError([wrong]) from None
-    except HTTPException:
-        raise
-    except Exception:
-        raise HTTPException(400, "There was an error parsing the body") from None
+        reason = e.msg
+    except UnicodeDecodeError:
+        reason = "it is no UTF-8"
+    except RecursionError:
+        reason = "it is nested too deeply"
+    except ValueError:  # the one that is left: Python's limit of an integer's digits
+        reason = "a number in it has too many digits"
+    wrong = {"type": "json_invalid", "loc": ("body",), "ctx": {"error": reason}}
+    raise RequestValidationError([wrong])
 
 
 def _is_json(request: Request) -> bool:

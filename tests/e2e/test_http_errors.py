@@ -22,9 +22,9 @@ def server() -> Iterator[Server]:
 
 BAD: dict[str, tuple[Any, int, str]] = {
     "bad JSON": (b'{"prompt": ', 400, "the body is not valid JSON"),
-    "no JSON": (b"\xff\xfe", 400, ""),
-    "too deep": (b"[" * 100_000, 400, ""),
-    "a huge number": (b'{"prompt": "x", "seed": ' + b"9" * 5000 + b"}", 400, ""),
+    "no JSON": (b'{"prompt": "\xe9"}', 400, "it is no UTF-8"),
+    "too deep": (b"[" * 100_000, 400, "it is nested too deeply"),
+    "a huge number": (b'{"prompt": "x", "seed": ' + b"9" * 5000 + b"}", 400, "too many digits"),
     "no object": ([], 400, "must be a JSON object"),
     "an empty prompt": ({"prompt": ""}, 400, "the prompt is empty"),
     "no ids": ({"prompt": []}, 400, "prompt is empty"),
