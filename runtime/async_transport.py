@@ -13,11 +13,15 @@ from runtime.transport import (
     CLIENT_HWM,
     LINGER_MS,
     MAX_FRAME_BYTES,
+    TOGETHER,
     Numbering,
     Socket,
     allow_ipv6,
 )
 from runtime.types import Epoch
+
+_LARGE_BYTES = 1 << 16
+"""A frame after which no more are waited for."""
 
 
 class AsyncTransport:
@@ -89,11 +93,13 @@ class AsyncDealer:
         self._events = _Watched(raw.get_monitor_socket(zmq.EVENT_DISCONNECTED))
         self._numbering = numbering
         self._num_received = 0
+        self._unsent: list[bytes] = []
 
     async def send(self, message: object) -> None:
         """Queue the message; RequestError for one that the server couldn't read.
 
-        The server ends a connection that sends it such a message, and every call on it.
+        The server ends a connection that sends it such a message, and every call on it. What the
+        loop's tasks send in one turn goes together: a batch of requests starts in one step then.
         """
         try:
             frame = self._numbering.encode(message)
@@ -104,7 +110,11 @@ class AsyncDealer:
             raise RequestError(
                 f"this has {len(frame)} bytes; a server takes {MAX_FRAME_BYTES}: send less at once"
             )
-        self._socket.send_parts([frame])
+        if not self._unsent:
+            asyncio.get_running_loop().call_soon(self._send_unsent)
+        self._unsent.append(frame)
+        if len(self._unsent) == TOGETHER or len(frame) > _LARGE_BYTES:
+            self._send_unsent()
 
     async def receive(self) -> Any:
         """The next message; ProtocolError if the server speaks something else.
@@ -127,8 +137,16 @@ class AsyncDealer:
 
     def close(self, deliver: bool = True) -> None:
         """Close, after sending what is queued (for LINGER_MS at most) if `deliver`."""
+        if deliver:
+            self._send_unsent()
+        self._unsent.clear()
         for watched in (self._socket, self._events):
             watched.unwatch()
         self._socket.raw.disable_monitor()
         self._events.raw.close(linger=0)
         self._socket.raw.close(linger=LINGER_MS if deliver else 0)
+
+    def _send_unsent(self) -> None:
+        if self._unsent:
+            frames, self._unsent = self._unsent, []
+            self._socket.send_parts(frames)

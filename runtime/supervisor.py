@@ -277,20 +277,22 @@ class Supervisor:
                 self._start_up(router)
 
     def _receive(self, router: Router) -> None:
-        for peer, frame in router.drain():
-            known = next((n for n, p in self._peers.items() if p == peer), "unknown process")
-            check = self._checks.setdefault(peer, SequenceCheck("→ supervisor"))
-            try:
-                name, message = check.decode(frame)
-            except ProtocolError as e:
-                raise ProtocolError(f"{known} broke the protocol: {e}") from None
-            child = next((c for c in self._children if c.name == name), None)
-            if child is None or self._peers.setdefault(name, peer) != peer:
-                raise ProtocolError(
-                    f"a process that was not started here calls itself {name!r:.60}"
-                )
-            child.last_heard_s = time.monotonic()
-            self._handle(child, message)
+        for peer, frames in router.drain():
+            for frame in frames:
+                self._hear(peer, frame)
+
+    def _hear(self, peer: bytes, frame: bytes) -> None:
+        known = next((n for n, p in self._peers.items() if p == peer), "unknown process")
+        check = self._checks.setdefault(peer, SequenceCheck("→ supervisor"))
+        try:
+            name, message = check.decode(frame)
+        except ProtocolError as e:
+            raise ProtocolError(f"{known} broke the protocol: {e}") from None
+        child = next((c for c in self._children if c.name == name), None)
+        if child is None or self._peers.setdefault(name, peer) != peer:
+            raise ProtocolError(f"a process that was not started here calls itself {name!r:.60}")
+        child.last_heard_s = time.monotonic()
+        self._handle(child, message)
 
     def _handle(self, child: _Child, message: object) -> None:
         if isinstance(message, Progress):

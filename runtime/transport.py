@@ -2,7 +2,8 @@
 
 Rules: a socket is made, used and closed by one thread; linger and high-water marks are explicit; on
 an internal wire a gap, a foreign epoch or an undecodable frame is a ProtocolError that names the
-wire, never skipped.
+wire, never skipped. A message is one frame; messages that are sent together, as the frames of one
+ZeroMQ message, arrive together.
 """
 
 import contextlib
@@ -24,9 +25,11 @@ INTERNAL_HWM = 10_000
 """Messages that may wait on an internal wire; one more means that the peer is stuck."""
 CLIENT_HWM = 1000
 """Messages that may wait for one client; a client that lets more gather loses its requests."""
+TOGETHER = 64
+"""Messages that a client may send together, so that others need not wait long for their turn."""
 BURST = 1000
-"""Messages that one look at a socket takes: a peer that never stops sending must not keep its
-reader from everybody else.
+"""ZeroMQ messages that one look at a socket takes: a peer that never stops sending must not keep
+its reader from everybody else.
 """
 LINGER_MS = 1000
 """How long a closing socket may take to hand over its last messages."""
@@ -87,20 +90,16 @@ class Socket:
         self.raw.close()
 
     def _receive(self) -> Iterator[list[bytes]]:
-        """The multipart messages that are here now, BURST at most."""
+        """The ZeroMQ messages that are here now, BURST at most."""
         with contextlib.suppress(zmq.Again):
             for _ in range(BURST):
                 yield self.raw.recv_multipart(zmq.NOBLOCK)
 
-    def _receive_single(self) -> Iterator[bytes]:
-        """The same where each message is one frame; any other comes as b"", which is no message."""
-        for parts in self._receive():
-            yield parts[0] if len(parts) == 1 else b""
-
     def _decoded(self, check: SequenceCheck) -> Iterator[Any]:
-        """The same as messages, in order."""
-        for frame in self._receive_single():
-            yield check.decode(frame)[1]
+        """Their messages, in order."""
+        for frames in self._receive():
+            for frame in frames:
+                yield check.decode(frame)[1]
 
 
 class Outbox(Socket):
@@ -111,14 +110,14 @@ class Outbox(Socket):
         self._wire = wire
         self._numbering = numbering
 
-    def send(self, message: object) -> None:
-        """Queue the message; PeerError if the other end has not read for long."""
-        self.send_frame(self._numbering.encode(message))
+    def send(self, *messages: object) -> None:
+        """Queue messages, together; PeerError if the other end has not read for long."""
+        self.send_frames(*map(self._numbering.encode, messages))
 
-    def send_frame(self, frame: bytes) -> None:
+    def send_frames(self, *frames: bytes) -> None:
         """`send` of what is encoded already."""
         try:
-            self.raw.send(frame, zmq.NOBLOCK)
+            self.raw.send_multipart(frames, zmq.NOBLOCK)
         except zmq.Again:
             raise PeerError(
                 f"the wire {self._wire} is full: its reader has left {INTERNAL_HWM} messages unread"
@@ -158,10 +157,13 @@ class Router(Socket):
         self._epoch = epoch
         self._numberings: dict[bytes, Numbering] = {}
 
-    def drain(self) -> Iterator[tuple[bytes, bytes]]:
-        """(peer, frame) of what is here now; a message that is not one frame comes as b""."""
-        for parts in self._receive():
-            yield parts[0], parts[1] if len(parts) == 2 else b""
+    def drain(self) -> Iterator[tuple[bytes, list[bytes]]]:
+        """(peer, frames that were sent together) of what is here now.
+
+        Too many of them, or none, come as one b"", which is no message.
+        """
+        for peer, *frames in self._receive():
+            yield peer, frames if 0 < len(frames) <= TOGETHER else [b""]
 
     def send(self, peer: bytes, message: object) -> bool:
         """Queue the message for `peer`; False if it is gone or has let too much gather."""

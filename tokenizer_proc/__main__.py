@@ -119,19 +119,23 @@ class Service:
         others.
         """
         end = time.monotonic() + SLICE_S
-        for client, frame in self._clients.drain():
-            self._core.on_client_frame(client, frame, time.monotonic_ns())
+        for client, frames in self._clients.drain():
+            for frame in frames:
+                self._core.on_client_frame(client, frame, time.monotonic_ns())
             self._act()
             if time.monotonic() >= end:
                 break
 
     def _act(self) -> None:
-        """Send what the core wants sent; a client that can't be reached is gone."""
+        """Send what the core wants sent; a client that can't be reached is gone.
+
+        To the scheduler all of it together: what came together is to be scheduled together.
+        """
         while actions := self._core.take_actions():
+            if messages := [a.message for a in actions if isinstance(a, ToScheduler)]:
+                self._scheduler.send(*messages)
             for action in actions:
                 match action:
-                    case ToScheduler(message):
-                        self._scheduler.send(message)
                     case Convert(job):
                         self._jobs.put(job)
                     case Forget(client):

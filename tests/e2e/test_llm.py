@@ -43,6 +43,15 @@ def test_results_come_in_prompt_order(llm: LLM) -> None:
     assert [r["token_ids"] for r in results] == [[n + 5] * (100 - n) for n in range(100)]
 
 
+def test_a_batch_begins_in_one_step(llm: LLM) -> None:
+    """The first prompt alone, with a token of its own before the others came, cost two steps."""
+    prompts = [[n + 5] * 3 for n in range(60)]
+    for _ in range(5):
+        llm.generate(prompts, params(1))
+        assert llm.stats()["prefill_steps"][-1][1] == 180, "all prompts' tokens"
+        llm.flush_cache()
+
+
 def test_a_result_says_everything(llm: LLM) -> None:
     llm.flush_cache()
     (result,) = llm.generate("alpha beta", params(50, stop="beta"))

@@ -14,6 +14,7 @@ from runtime.errors import ConfigError, PeerError, ProtocolError, RequestError
 from runtime.messages import Detokenized, Heartbeat, Hello, Progress, Tokenize
 from runtime.transport import (
     BURST,
+    TOGETHER,
     Inbox,
     Numbering,
     Outbox,
@@ -105,17 +106,29 @@ def test_an_outbox_may_be_there_before_its_inbox(transport: Transport, folder: P
     assert not Poller(inbox).wait(0)
 
 
-@pytest.mark.parametrize("frames", [(b"noise",), (b"", frame_of(Heartbeat()))])
-def test_an_inbox_takes_nothing_but_single_whole_frames(
+@pytest.mark.parametrize(
+    "frames", [(b"noise",), (b"", frame_of(Heartbeat())), (frame_of(Heartbeat(), 0), b"")]
+)
+def test_an_inbox_takes_nothing_but_whole_messages(
     transport: Transport, folder: Path, frames: tuple[bytes, ...]
 ) -> None:
-    """Of a message in two parts the last alone was read."""
     _, inbox = wire(transport, folder)
     with RawPeer(f"ipc://{folder}/wire.sock", zmq.PUSH) as peer:
         peer.send(*frames)
         assert Poller(inbox).wait(10)
         with pytest.raises(ProtocolError, match="on the wire a → b"):
             list(inbox.drain())
+
+
+def test_what_is_sent_together_arrives_together(transport: Transport, folder: Path) -> None:
+    outbox, inbox = wire(transport, folder)
+    messages = [Progress(text=str(i), fraction=0.5) for i in range(300)]
+    outbox.send(*messages)
+    assert Poller(inbox).wait(10)
+    assert list(inbox.drain()) == messages
+    outbox.send(Heartbeat())
+    assert Poller(inbox).wait(10)
+    assert list(inbox.drain()) == [Heartbeat()]
 
 
 def test_a_full_wire_is_an_error_not_a_wait(transport: Transport, folder: Path) -> None:
@@ -164,19 +177,24 @@ def test_a_router_answers_whom_it_heard(transport: Transport, folder: Path) -> N
     with RawPeer(router.address) as peer:
         peer.send(b"anything")
         assert Poller(router).wait(10)
-        ((who, frame),) = list(router.drain())
-        assert frame == b"anything"
+        ((who, frames),) = list(router.drain())
+        assert frames == [b"anything"]
         assert router.send(who, Heartbeat())
         assert peer.receive() == Heartbeat()
     until(lambda: not router.send(who, Heartbeat()), "the router notices that the peer is gone")
 
 
-def test_a_message_of_several_frames_is_no_message(transport: Transport, folder: Path) -> None:
+@pytest.mark.parametrize("count", [2, TOGETHER, TOGETHER + 1, 10 * TOGETHER])
+def test_no_more_than_some_come_to_a_router_together(
+    transport: Transport, folder: Path, count: int
+) -> None:
     router = transport.router(f"ipc://{folder}/public.sock")
+    frames = [b"%d" % i for i in range(count)]
     with RawPeer(router.address) as peer:
-        peer.send(b"one", b"two")
+        peer.send(*frames)
         assert Poller(router).wait(10)
-        assert [frame for _, frame in router.drain()] == [b""]
+        ((_, received),) = list(router.drain())
+        assert received == (frames if count <= TOGETHER else [b""])
 
 
 def test_a_peer_that_does_not_read_is_given_up_at_its_limit(
@@ -307,6 +325,7 @@ def test_a_message_that_came_while_another_was_sent_is_heard(
         dealer = client.dealer(router.address)
         try:
             await dealer.send(Hello())
+            await asyncio.sleep(0)  # it is sent at the end of the loop's turn
             ((peer, _),) = until(lambda: list(router.drain()), "the client's message")
             receiving = asyncio.create_task(dealer.receive())
             await asyncio.sleep(0)  # it waits now
@@ -319,3 +338,49 @@ def test_a_message_that_came_while_another_was_sent_is_heard(
             client.close()
 
     asyncio.run(talk())
+
+
+def test_what_a_clients_tasks_send_in_one_turn_goes_together(
+    transport: Transport, folder: Path
+) -> None:
+    router = transport.router(f"ipc://{folder}/server.sock")
+
+    async def talk(count: int) -> list[list[bytes]]:
+        client = AsyncTransport("client")
+        dealer = client.dealer(router.address)
+        try:
+            await asyncio.gather(*(dealer.send(Hello()) for _ in range(count)))
+            await asyncio.sleep(0)
+        finally:
+            dealer.close()
+            client.close()
+        received: list[list[bytes]] = []
+        while sum(map(len, received)) < count:
+            assert Poller(router).wait(10)
+            received += [frames for _, frames in router.drain()]
+        return received
+
+    for count, sizes in ((1, [1]), (8, [8]), (2 * TOGETHER + 1, [TOGETHER, TOGETHER, 1])):
+        received = asyncio.run(talk(count))
+        assert [len(frames) for frames in received] == sizes
+        check = SequenceCheck("client")
+        for frames in received:
+            for frame in frames:
+                check.decode(frame)
+
+
+def test_a_client_that_closes_at_once_has_sent_its_messages(
+    transport: Transport, folder: Path
+) -> None:
+    router = transport.router(f"ipc://{folder}/server.sock")
+
+    async def talk() -> None:
+        client = AsyncTransport("client")
+        dealer = client.dealer(router.address)
+        await dealer.send(Hello())
+        dealer.close()
+        client.close()
+
+    asyncio.run(talk())
+    assert Poller(router).wait(10)
+    assert [len(frames) for _, frames in router.drain()] == [1]

@@ -104,7 +104,7 @@ def test_plans_come_whole_and_in_order() -> None:
 )
 def test_a_fault_of_the_wire_is_raised_where_plans_are_taken(frame: bytes, fault: str) -> None:
     with exchanging() as (exchange, scheduler, _, _):
-        scheduler.send_frame(frame)
+        scheduler.send_frames(frame)
         with pytest.raises(ProtocolError, match=fault):
             next_of(exchange)
 
