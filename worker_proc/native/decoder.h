@@ -69,7 +69,7 @@ class Decoder {
 
   void run(const Step& step, const Pool<T>& pool, const Asked& asked) {
     reserve(step.num_rows, asked.count);
-    blocks_ = query_blocks(step.segments, attenders_[0].positions());
+    blocks_ = query_blocks<T>(step.segments, shape_.num_heads / shape_.num_kv_heads, shape_.num_kv_heads, shape_.head_dim, team_.size());
     team_.run([&](int rank) {
       embed(rank, step);
       for (size_t layer = 0; layer < layers_.size(); layer++) {
@@ -142,25 +142,23 @@ class Decoder {
   // x += attention(norm(x))
   void attend(int rank, int64_t index, const Step& step, const Pool<T>& pool) {
     const Layer& layer = layers_[index];
-    int64_t n = step.num_rows, num_kv_heads = shape_.num_kv_heads, group_width = shape_.query_width() / num_kv_heads;
+    int64_t n = step.num_rows, group_width = shape_.query_width() / shape_.num_kv_heads;
     team_.share(rank, n, [&](int64_t row) { norm_row(rank, row, layer.input_norm, row); });
     products_.multiply(rank, layer.qkv, normed_, n, [&](int64_t row, int64_t column, const float* sums) {
       put(sums, std::min(kColumns, qkv_.width() - column), qkv_.row(row) + column);
     });
     team_.share(rank, n, [&](int64_t row) { place(rank, index, row, step.out_loc[row], pool); });
-    int64_t num_items = int64_t(blocks_.size()) * num_kv_heads;
     auto cells = [&](int64_t item) -> Cells<T> {
-      if (item == num_items) return {};
-      const Segment& segment = step.segments[blocks_[item / num_kv_heads].segment];
-      return {pool.head(index, item % num_kv_heads), segment.cells, segment.start + segment.length};
+      if (item == int64_t(blocks_.size())) return {};
+      const Segment& segment = step.segments[blocks_[item].segment];
+      return {pool.head(index, blocks_[item].head), blocks_[item].num_heads, segment.cells, segment.start + segment.length};
     };
-    team_.share(rank, num_items, [&](int64_t item) {
-      const QueryBlock& block = blocks_[item / num_kv_heads];
-      int64_t row = step.segments[block.segment].row, column = item % num_kv_heads * group_width;
+    team_.share(rank, int64_t(blocks_.size()), [&](int64_t item) {
+      const Segment& segment = step.segments[blocks_[item].segment];
+      int64_t column = blocks_[item].head * group_width;
       attenders_[rank].attend(
-          step.segments[block.segment], block.first, block.count, cells(item), cells(item + 1),
-          [&](int64_t token) { return qkv_.row(row + token) + column; },
-          [&](int64_t token) { return attended_.row(row + token) + column; });
+          segment, blocks_[item], cells(item), cells(item + 1), [&](int64_t token) { return qkv_.row(segment.row + token) + column; },
+          [&](int64_t token) { return attended_.row(segment.row + token) + column; });
     });
     add(rank, layer.out, attended_, n);
   }
@@ -223,7 +221,11 @@ class Decoder {
     });
   }
 
+  // Logits of neighbouring tokens from `column` on, of which the last few may be nobody's.
   static void look(const float* logits, int64_t column, int64_t count, Best& best) {
+    Ints any = {};
+    for (int64_t c = 0; c < kColumns; c += kLanes) any |= load<Floats>(logits + c) >= splat(best.logit);
+    if (lanes_of(any) == 0) return;
     float top = best.logit;
     for (int64_t c = 0; c < count; c++) top = logits[c] > top ? logits[c] : top;
     // Blocks don't come in ascending order: an equal logit before the best so far replaces it.

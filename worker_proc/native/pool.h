@@ -8,7 +8,7 @@
 namespace tandem {
 
 constexpr int64_t kTileCells = 16;
-constexpr int64_t kBlockCells = 64;  // of one head, side by side, so that neighbouring cells are read as one stream
+constexpr int64_t kBlockCells = 64;  // of one head, side by side, then the next head's: neighbouring cells are one stream to read
 
 // A head's elements in whole cache lines of words.
 constexpr int64_t padded(int64_t head_dim) { return (head_dim + 15) / 16 * 16; }
@@ -31,6 +31,12 @@ struct HeadCells {
   int64_t num_kv_heads, head_dim;
   bool tiled;
 
+  // From one head's cells of a block to the next one's.
+  int64_t words() const { return words_of<T>(padded(head_dim)) * kBlockCells; }
+  HeadCells after(int64_t num_heads) const {
+    return {keys + num_heads * words(), values + num_heads * words(), num_kv_heads, head_dim, tiled};
+  }
+
   // Where a cell begins, or the tile that it is of.
   const uint32_t* keys_of(int64_t cell) const { return keys + offset(cell); }
   const uint32_t* values_of(int64_t cell) const { return values + offset(cell); }
@@ -45,9 +51,9 @@ struct HeadCells {
   }
 
  private:
-  int64_t offset(int64_t cell) const {
-    int64_t within = tiled ? cell % kBlockCells / kTileCells * kTileCells : cell % kBlockCells;
-    return (cell / kBlockCells * num_kv_heads * kBlockCells + within) * words_of<T>(padded(head_dim));
+  int64_t offset(uint64_t cell) const {
+    uint64_t within = tiled ? cell % kBlockCells / kTileCells * kTileCells : cell % kBlockCells;
+    return int64_t(cell / kBlockCells) * num_kv_heads * words() + int64_t(within) * words_of<T>(padded(head_dim));
   }
 };
 
@@ -62,8 +68,8 @@ struct Pool {
   int64_t num_cells() const { return num_blocks * kBlockCells; }
 
   HeadCells<T> head(int64_t layer, int64_t head) const {
-    int64_t first = (layer * num_blocks * num_kv_heads + head) * kBlockCells * words_of<T>(padded(head_dim));
-    return {keys + first, values + first, num_kv_heads, head_dim, tiled};
+    HeadCells<T> first = {keys, values, num_kv_heads, head_dim, tiled};
+    return first.after(layer * num_blocks * num_kv_heads + head);
   }
 };
 

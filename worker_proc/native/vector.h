@@ -60,15 +60,16 @@ inline uint32_t as_word(float value) {
   return word;
 }
 
-// A sum that the compiler must have in a register here: else it adds up whole numbers in an order of its own, and runs out of
-// registers for what waits.
-inline Ints settled(Ints sum) {
+// What the compiler must have in a register here: else it adds up whole numbers in an order of its own, and runs out of registers
+// for what waits, or loads once more for each use.
+template <class Vector>
+Vector settled(Vector value) {
 #if defined(__x86_64__) && TANDEM_VECTOR_BYTES == 64
-  asm("" : "+v"(sum));
+  asm("" : "+v"(value));
 #elif defined(__x86_64__)
-  asm("" : "+x"(sum));
+  asm("" : "+x"(value));
 #endif
-  return sum;
+  return value;
 }
 
 inline int64_t divided_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
