@@ -16,9 +16,7 @@
 
 namespace tandem {
 
-constexpr int64_t kQueryRows = 96;  // that are attended together
-// Of a block's keys and values, at most, which are computed with while as many more are on their way into L2.
-constexpr int64_t kBlockBytes = (kLanes == 16 ? 256 : 128) << 10;
+constexpr int64_t kQueryRows = 96;  // queries of a group's heads that share one look at a block
 
 // `length` tokens of one sequence from position `start` on, whose rows in the step begin at `row`.
 // cells: int32 [start + length], where every position's key and value are in the pool.
@@ -29,20 +27,14 @@ struct Segment {
 
 // Registers of columns that a tile of so many rows computes at once: few rows need more, so that no sum waits for itself.
 constexpr int wide_for(int rows) { return rows <= kMaxRows / 2 ? 4 : 2; }
+// Of values, of which there are more columns than keys in a block.
 constexpr int value_wide_for(int rows) { return kLanes == 16 && rows <= 2 ? 8 : wide_for(rows); }
 
 // How often some of the next block is asked for every kUnroll k of a product: about a quarter of it in each of the two.
 template <int WIDE>
 constexpr int64_t kTimesAsked = WIDE * kLanes > 32 ? WIDE * kLanes / 32 : 1;
 
-// What is attended together: tokens [first, first + count) of a segment, with the queries that belong to the key heads
-// [head, head + num_heads).
-struct QueryBlock {
-  int64_t segment, first, count, head, num_heads;
-};
-
-// What one thread needs to attend. Rows are the queries of one key head after those of another; of one head, a token's `group`
-// after another's.
+// What one thread needs to attend with one group of heads at a time.
 template <class T>
 class Attender {
  public:
@@ -50,54 +42,57 @@ class Attender {
 
   Attender(int64_t group, int64_t head_dim)
       : group_(group), head_dim_(head_dim), words_(words_of<T>(head_dim)), width_(padded(head_dim)), tiles_(head_dim) {
-    int64_t most = max_rows(group);
-    queries_.reserve(most, head_dim);
-    chances_.reserve(most, kKeys);
-    scores_.assign(most * kKeys);
-    sums_.assign(most * width_);
-    tops_.assign(most);
-    totals_.assign(most);
-    fades_.assign(most + kLanes);
+    max_rows_ = std::max(kQueryRows, group);
+    queries_.reserve(max_rows_, head_dim);
+    chances_.reserve(max_rows_, kKeys);
+    scores_.assign(max_rows_ * kKeys);
+    sums_.assign(max_rows_ * width_);
+    tops_.assign(max_rows_);
+    totals_.assign(max_rows_);
+    fades_.assign(max_rows_ + kLanes);
   }
 
-  static int64_t max_rows(int64_t group) { return std::max(kQueryRows, group); }
+  // Positions that are attended together.
+  int64_t positions() const { return max_rows_ / group_; }
 
-  // own: cells of the block's heads. next: where this thread will probably read on. queries(token), out(token):
-  // those of a token of the segment from the block's first head on, side by side, and where theirs go.
+  // Queries of the segment's tokens [first, first + count), of the heads that share one key head, whose cells are `own`.
+  // queries(token): the group's heads of a token of the segment, side by side; out(token): where theirs go. next: where this
+  // thread will probably read on.
   template <class Queries, class Out>
-  void attend(const Segment& segment, const QueryBlock& part, const Cells<T>& own, const Cells<T>& next, Queries&& queries,
-              Out&& out) {
-    int64_t head_rows = part.count * group_, num_rows = head_rows * part.num_heads, end = segment.start + part.first + part.count;
-    auto in_rows = [&](auto&& use) {  // use(row, token, offset of its query among the token's)
-      for (int64_t row = 0; row < num_rows; row++) {
-        int64_t head = row / head_rows, within = row % head_rows;
-        use(row, part.first + within / group_, (head * group_ + within % group_) * head_dim_);
-      }
-    };
-    in_rows([&](int64_t row, int64_t token, int64_t offset) {
-      std::memcpy(queries_.row(row), queries(token) + offset, head_dim_ * sizeof(Activation));
-    });
+  void attend(const Segment& segment, int64_t first, int64_t count, const Cells<T>& own, const Cells<T>& next,
+              Queries&& queries, Out&& out) {
+    int64_t num_rows = count * group_, end = segment.start + first + count;
+    for (int64_t row = 0; row < num_rows; row++)
+      std::memcpy(queries_.row(row), queries(first + row / group_) + row % group_ * head_dim_, head_dim_ * sizeof(Activation));
     std::fill_n(sums_.data(), num_rows * width_, 0.0f);
     std::fill_n(totals_.data(), num_rows, 0.0f);
     std::fill_n(tops_.data(), num_rows, -std::numeric_limits<float>::infinity());
     for (int64_t begin = 0; begin < end; begin += kKeys) {
       int64_t num_keys = std::min(kKeys, end - begin);
       Cells<T> block = own.from(begin);
-      tiles_.next.begin(begin + kKeys < end ? own.from(begin + kKeys) : next);
-      int64_t last_key = segment.start + part.first - begin;  // that the first token's rows see
-      for (int64_t head = 0; head < part.num_heads; head++) {
-        tiles_.find_keys(block.of(head), num_keys);
-        score(head * head_rows, head_rows, num_keys);
+      tiles_.find_keys(block, num_keys);
+      tiles_.find_values(block, num_keys);
+      tiles_.guess_next(begin + kKeys < end ? own.from(begin + kKeys) : next);
+      int64_t last_key = segment.start + first - begin;  // that the first row sees
+      score(num_rows, num_keys);
+      weigh(num_rows, last_key);
+      if (last_key >= num_keys - 1 || tiles_.finite(num_keys)) {
+        add_values(0, num_rows, num_keys);
+      } else {
+        // No times infinity is not nothing: each token's rows meet the values that they see, and no others.
+        for (int64_t token = 0; token < count; token++)
+          if (int64_t seen = std::min(num_keys, last_key + token + 1); seen > 0) {
+            tiles_.find_values(block, seen);
+            add_values(token * group_, group_, seen);
+          }
       }
-      weigh(num_rows, head_rows, last_key);
-      for (int64_t head = 0; head < part.num_heads; head++) sum_up(block.of(head), head * head_rows, part.count, num_keys, last_key);
     }
     for (int64_t row = 0; row < num_rows; row++) {
       float* sums = &sums_[row * width_];
       float share = 1.0f / totals_[row];
       for (int64_t c = 0; c < width_; c++) sums[c] *= share;
+      narrow<T>(sums, head_dim_, out(first + row / group_) + row % group_ * head_dim_);
     }
-    in_rows([&](int64_t row, int64_t token, int64_t offset) { narrow<T>(&sums_[row * width_], head_dim_, out(token) + offset); });
   }
 
  private:
@@ -122,15 +117,12 @@ class Attender {
   // sums[r][v] += the sum over k of rows[r][k] · columns[v][k], k in ascending order. Asks for some of `next` on the way.
   template <int ROWS, int WIDE>
   static void add_products(const std::array<const uint32_t*, WIDE>& columns, int64_t stride, int64_t words, RowWords rows,
-                           Floats (&sums)[ROWS][WIDE], Next& next) {
+                           Floats (&sums)[ROWS][WIDE], NextTiles& next) {
     auto step = [&](int64_t k) {
       in_parts<T::kParts>([&](auto part) {
         typename T::Loaded loaded[WIDE];
 #pragma GCC unroll 8
-        for (int v = 0; v < WIDE; v++) {
-          Words words = load<Words>(columns[v] + k * stride);
-          loaded[v] = T::template loaded<part.value>(kLanes == 16 ? settled(words) : words);
-        }
+        for (int v = 0; v < WIDE; v++) loaded[v] = T::template loaded<part.value>(load<Words>(columns[v] + k * stride));
 #pragma GCC unroll 16
         for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 8
@@ -146,11 +138,10 @@ class Attender {
     for (; k < words; k++) step(k);
   }
 
-  // Of rows [first, first + num_rows). Lanes past the last key are whatever they are.
-  void score(int64_t first, int64_t num_rows, int64_t num_keys) {
+  // Lanes past the last key are whatever they are.
+  void score(int64_t num_rows, int64_t num_keys) {
     RowWords queries = queries_.words();
-    in_tiles(num_rows, [&](auto rows, int64_t place) {
-      int64_t row = first + place;
+    in_tiles(num_rows, [&](auto rows, int64_t row) {
       constexpr int ROWS = decltype(rows)::value, WIDE = wide_for(ROWS);
       for (int64_t column = 0; column < num_keys; column += WIDE * kLanes) {
         std::array<const uint32_t*, WIDE> keys;
@@ -168,16 +159,16 @@ class Attender {
   }
 
   // Scores to chances against the highest score so far; what was summed up against a lower one has to fade. last_key: of the
-  // block, that the first token's rows see, of which each head has head_rows with those of the tokens after it.
-  void weigh(int64_t num_rows, int64_t head_rows, int64_t last_key) {
+  // block, that the first token's rows see.
+  void weigh(int64_t num_rows, int64_t last_key) {
     const float scale = kLog2E / std::sqrt(float(head_dim_));
-    // About half of all, in as many turns as there are here.
-    const int64_t times = divided_up(2 * tiles_.next.left(), 3 * 2 * num_rows * (kKeys / kLanes));
+    // Half of what is left, in as many turns as there are here.
+    const int64_t times = divided_up(tiles_.next.left(), 2 * 2 * num_rows * (kKeys / kLanes));
     Ints lanes;
     for (int i = 0; i < kLanes; i++) lanes[i] = i;
     for (int64_t row = 0; row < num_rows; row++) {
       float* scores = &scores_[row * kKeys];
-      int32_t last = int32_t(std::min(last_key + row % head_rows / group_, kKeys));
+      int32_t last = int32_t(std::min(last_key + row / group_, kKeys));
       Floats high = splat(tops_[row]);
       for (int64_t i = 0; i < kKeys; i += kLanes) {
         tiles_.next.ask(times);
@@ -201,18 +192,6 @@ class Attender {
       }
       totals_[row] = totals_[row] * fades_[row] + sum(total);
     }
-  }
-
-  // One head's values, to the rows of its `count` tokens from `first` on.
-  void sum_up(const Cells<T>& own, int64_t first, int64_t count, int64_t num_keys, int64_t last_key) {
-    tiles_.find_values(own, num_keys);
-    if (last_key >= num_keys - 1 || tiles_.finite(num_keys)) return add_values(first, count * group_, num_keys);
-    // No times infinity is not nothing: each token's rows meet the values that they see, and no others.
-    for (int64_t token = 0; token < count; token++)
-      if (int64_t seen = std::min(num_keys, last_key + token + 1); seen > 0) {
-        tiles_.find_values(own, seen);
-        add_values(first + token * group_, group_, seen);
-      }
   }
 
   // To the sums of rows [first, first + num_rows).
@@ -250,24 +229,16 @@ class Attender {
   Buffer<float> tops_, totals_, fades_;        // [max_rows]
 };
 
-// All that a step attends: heads as many at once as fit, but so that every thread has some of the work.
-template <class T>
-std::vector<QueryBlock> query_blocks(const std::vector<Segment>& segments, int64_t group, int64_t num_kv_heads, int64_t head_dim,
-                                     int64_t num_threads) {
-  constexpr int64_t kBlocksPerThread = 4;
-  int64_t max_rows = Attender<T>::max_rows(group), positions = max_rows / group;
-  int64_t head_bytes = 2 * kTiles * tile_words<T>(head_dim) * 4, wanted = divided_up(kBlocksPerThread * num_threads, segments.size());
+// Tokens of one segment that are attended together.
+struct QueryBlock {
+  int64_t segment, first, count;
+};
+
+inline std::vector<QueryBlock> query_blocks(const std::vector<Segment>& segments, int64_t positions) {
   std::vector<QueryBlock> blocks;
   for (int64_t s = 0; s < int64_t(segments.size()); s++)
-    for (int64_t first = 0; first < segments[s].length; first += positions) {
-      int64_t count = std::min(positions, segments[s].length - first), heads = num_kv_heads;
-      auto fits = [&] {
-        return num_kv_heads % heads == 0 && num_kv_heads / heads >= wanted && heads * count * group <= max_rows &&
-               heads * head_bytes <= kBlockBytes;
-      };
-      while (heads > 1 && !fits()) heads--;
-      for (int64_t head = 0; head < num_kv_heads; head += heads) blocks.push_back({s, first, count, head, heads});
-    }
+    for (int64_t first = 0; first < segments[s].length; first += positions)
+      blocks.push_back({s, first, std::min(positions, segments[s].length - first)});
   return blocks;
 }
 

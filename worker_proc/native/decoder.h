@@ -69,7 +69,7 @@ class Decoder {
 
   void run(const Step& step, const Pool<T>& pool, const Asked& asked) {
     reserve(step.num_rows, asked.count);
-    blocks_ = query_blocks<T>(step.segments, shape_.num_heads / shape_.num_kv_heads, shape_.num_kv_heads, shape_.head_dim, team_.size());
+    blocks_ = query_blocks(step.segments, attenders_[0].positions());
     team_.run([&](int rank) {
       embed(rank, step);
       for (size_t layer = 0; layer < layers_.size(); layer++) {
@@ -98,7 +98,7 @@ class Decoder {
 
   void reserve(int64_t num_rows, int64_t num_asked) {
     num_rows_ = num_rows;
-    residual_.reserve(num_rows * shape_.hidden_size);
+    residual_.reserve(num_rows * residual_stride());
     cos_.reserve(num_rows * shape_.head_dim / 2);
     sin_.reserve(num_rows * shape_.head_dim / 2);
     qkv_.reserve(num_rows, shape_.query_width() + 2 * shape_.key_width());
@@ -116,7 +116,9 @@ class Decoder {
     for (std::vector<Best>& best : best_) best.resize(num_asked);
   }
 
-  float* residual(int64_t row) { return residual_.data() + row * shape_.hidden_size; }
+  // One cache line more than the rows fill, as RowWords has it.
+  int64_t residual_stride() const { return divided_up(shape_.hidden_size, 16) * 16 + 16; }
+  float* residual(int64_t row) { return residual_.data() + row * residual_stride(); }
   float* cos(int64_t row) { return cos_.data() + row * shape_.head_dim / 2; }
   float* sin(int64_t row) { return sin_.data() + row * shape_.head_dim / 2; }
 
@@ -142,23 +144,25 @@ class Decoder {
   // x += attention(norm(x))
   void attend(int rank, int64_t index, const Step& step, const Pool<T>& pool) {
     const Layer& layer = layers_[index];
-    int64_t n = step.num_rows, group_width = shape_.query_width() / shape_.num_kv_heads;
+    int64_t n = step.num_rows, num_kv_heads = shape_.num_kv_heads, group_width = shape_.query_width() / num_kv_heads;
     team_.share(rank, n, [&](int64_t row) { norm_row(rank, row, layer.input_norm, row); });
     products_.multiply(rank, layer.qkv, normed_, n, [&](int64_t row, int64_t column, const float* sums) {
       put(sums, std::min(kColumns, qkv_.width() - column), qkv_.row(row) + column);
     });
     team_.share(rank, n, [&](int64_t row) { place(rank, index, row, step.out_loc[row], pool); });
+    int64_t num_items = int64_t(blocks_.size()) * num_kv_heads;
     auto cells = [&](int64_t item) -> Cells<T> {
-      if (item == int64_t(blocks_.size())) return {};
-      const Segment& segment = step.segments[blocks_[item].segment];
-      return {pool.head(index, blocks_[item].head), blocks_[item].num_heads, segment.cells, segment.start + segment.length};
+      if (item == num_items) return {};
+      const Segment& segment = step.segments[blocks_[item / num_kv_heads].segment];
+      return {pool.head(index, item % num_kv_heads), segment.cells, segment.start + segment.length};
     };
-    team_.share(rank, int64_t(blocks_.size()), [&](int64_t item) {
-      const Segment& segment = step.segments[blocks_[item].segment];
-      int64_t column = blocks_[item].head * group_width;
+    team_.share(rank, num_items, [&](int64_t item) {
+      const QueryBlock& block = blocks_[item / num_kv_heads];
+      int64_t row = step.segments[block.segment].row, column = item % num_kv_heads * group_width;
       attenders_[rank].attend(
-          segment, blocks_[item], cells(item), cells(item + 1), [&](int64_t token) { return qkv_.row(segment.row + token) + column; },
-          [&](int64_t token) { return attended_.row(segment.row + token) + column; });
+          step.segments[block.segment], block.first, block.count, cells(item), cells(item + 1),
+          [&](int64_t token) { return qkv_.row(row + token) + column; },
+          [&](int64_t token) { return attended_.row(row + token) + column; });
     });
     add(rank, layer.out, attended_, n);
   }
@@ -205,8 +209,9 @@ class Decoder {
   void add(int rank, const Matrix& weight, Rows<T>& x, int64_t n) {
     products_.multiply(rank, weight, x, n, [&](int64_t row, int64_t column, const float* sums) {
       float* to = residual(row) + column;
-      int64_t count = std::min(kColumns, shape_.hidden_size - column);
-      for (int64_t c = 0; c < count; c++) to[c] += sums[c];
+      int64_t count = shape_.hidden_size - column;
+      if (count >= kColumns) count = kColumns;
+      along(count, [&](int64_t c) { store(to + c, load<Floats>(to + c) + load<Floats>(sums + c)); }, [&](int64_t c) { to[c] += sums[c]; });
     });
   }
 
@@ -248,7 +253,12 @@ class Decoder {
   }
 
 
-  static void put(const float* sums, int64_t count, typename T::Activation* to) { narrow<T>(sums, count, to); }
+  // Whole blocks are what nearly all calls are of: the compiler makes straight lines of them.
+  static void put(const float* sums, int64_t count, typename T::Activation* to) {
+    if (count == kColumns) narrow<T>(sums, kColumns, to);
+    else if (count == kColumns / 2) narrow<T>(sums, kColumns / 2, to);
+    else narrow<T>(sums, count, to);
+  }
 
   const Shape shape_;
   const std::vector<Layer> layers_;

@@ -8,7 +8,7 @@
 namespace tandem {
 
 constexpr int64_t kTileCells = 16;
-constexpr int64_t kBlockCells = 64;  // of one head, side by side, then the next head's: neighbouring cells are one stream to read
+constexpr int64_t kBlockCells = 64;  // of one head, side by side, so that neighbouring cells are read as one stream
 
 // A head's elements in whole cache lines of words.
 constexpr int64_t padded(int64_t head_dim) { return (head_dim + 15) / 16 * 16; }
@@ -31,29 +31,26 @@ struct HeadCells {
   int64_t num_kv_heads, head_dim;
   bool tiled;
 
-  // From one head's cells of a block to the next one's.
-  int64_t words() const { return words_of<T>(padded(head_dim)) * kBlockCells; }
-  HeadCells after(int64_t num_heads) const {
-    return {keys + num_heads * words(), values + num_heads * words(), num_kv_heads, head_dim, tiled};
-  }
-
   // Where a cell begins, or the tile that it is of.
   const uint32_t* keys_of(int64_t cell) const { return keys + offset(cell); }
   const uint32_t* values_of(int64_t cell) const { return values + offset(cell); }
 
   // key, value: [head_dim]
   void put(int64_t cell, const Element* key, const Element* value) const {
-    int64_t place = tiled ? cell % kTileCells : 0, key_step = tiled ? kTileCells : 1, value_step = tiled ? T::kPerWord : 1;
+    int64_t place = tiled ? cell % kTileCells : 0, step = tiled ? kTileCells : 1;
     uint32_t* to = keys + offset(cell) + place;
-    for (int64_t k = 0; k < words_of<T>(head_dim); k++) to[k * key_step] = load<uint32_t>(key + k * T::kPerWord);
-    Element* at = (Element*)(values + offset(cell) + place / T::kPerWord * padded(head_dim)) + place % T::kPerWord;
-    for (int64_t c = 0; c < head_dim; c++) at[c * value_step] = value[c];
+    for (int64_t k = 0; k < words_of<T>(head_dim); k++) to[k * step] = load<uint32_t>(key + k * T::kPerWord);
+    uint32_t* at = values + offset(cell) + place / T::kPerWord * padded(head_dim);
+    if constexpr (T::kPerWord == 2) {
+      if (tiled) return put_halves(at, place % 2, value, head_dim);
+    }
+    std::memcpy(at, value, head_dim * sizeof(Element));
   }
 
  private:
-  int64_t offset(uint64_t cell) const {
-    uint64_t within = tiled ? cell % kBlockCells / kTileCells * kTileCells : cell % kBlockCells;
-    return int64_t(cell / kBlockCells) * num_kv_heads * words() + int64_t(within) * words_of<T>(padded(head_dim));
+  int64_t offset(int64_t cell) const {
+    int64_t within = tiled ? cell % kBlockCells / kTileCells * kTileCells : cell % kBlockCells;
+    return (cell / kBlockCells * num_kv_heads * kBlockCells + within) * words_of<T>(padded(head_dim));
   }
 };
 
@@ -68,8 +65,8 @@ struct Pool {
   int64_t num_cells() const { return num_blocks * kBlockCells; }
 
   HeadCells<T> head(int64_t layer, int64_t head) const {
-    HeadCells<T> first = {keys, values, num_kv_heads, head_dim, tiled};
-    return first.after(layer * num_blocks * num_kv_heads + head);
+    int64_t first = (layer * num_blocks * num_kv_heads + head) * kBlockCells * words_of<T>(padded(head_dim));
+    return {keys + first, values + first, num_kv_heads, head_dim, tiled};
   }
 };
 

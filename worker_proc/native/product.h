@@ -18,6 +18,7 @@ constexpr int kWide = 2;                         // registers of columns compute
 constexpr int kPassColumns = kWide * kLanes;     // a block takes kColumns / kPassColumns passes
 constexpr int kMaxRows = kLanes == 16 ? 12 : 6;  // of a tile, whose sums fill the registers
 constexpr int kUnroll = 8;                       // words of k per turn of the inner loop
+constexpr int kAskedEvery = 4;                   // words of k
 constexpr int64_t kStretch = 64;                 // words of k that meet all rows before the next ones do, from L1
 constexpr int64_t kLineBytes = 64;
 constexpr int64_t kBlockRows = 240;              // of activations that meet a block of weights together
@@ -29,21 +30,28 @@ struct RowWords {
   int64_t stride;
 };
 
-// Memory to be asked for, into L2: in L1 it would drive out what is computed with. `lines` cache lines of it every turn.
-struct Ahead {
-  const char* from;
-  int64_t lines;
+// Memory to be asked for, into L2: in L1 it would drive out what is computed with. Some lines of it at each of many turns: more
+// at once than memory takes would keep what is computed with waiting.
+class Ahead {
+ public:
+  Ahead(const void* from, int64_t bytes, int64_t turns)
+      : from_((const char*)from), end_(from_ + bytes), bytes_(divided_up(bytes, turns * kLineBytes) * kLineBytes) {}
 
   void ask() {
-    for (int64_t i = 0; i < lines; i++) __builtin_prefetch(from + i * kLineBytes, 0, 2);
-    from += lines * kLineBytes;
+    const char* until = std::min(from_ + bytes_, end_);
+    for (; from_ < until; from_ += kLineBytes) __builtin_prefetch(from_, 0, 2);
   }
+
+ private:
+  const char *from_, *end_;
+  int64_t bytes_;  // of a turn
 };
 
 // sums[r][c] += the sum over k of rows[r][k] · weights[k][c], for ROWS rows and kPassColumns columns: each sum goes on from what
-// it is. Asks for what is `ahead` every kUnroll words.
+// it is. Asks for what is `ahead` every kAskedEvery words.
 template <class T, int ROWS>
-void tile(const uint32_t* weights, int64_t words, RowWords rows, float (*sums)[kColumns], Ahead& ahead) {
+void tile(const uint32_t* weights, int64_t words, RowWords rows, float (*sums)[kColumns], Ahead& shared_ahead) {
+  Ahead ahead = shared_ahead;  // in registers
   Floats found[ROWS][kWide];
 #pragma GCC unroll 16
   for (int r = 0; r < ROWS; r++)
@@ -63,10 +71,14 @@ void tile(const uint32_t* weights, int64_t words, RowWords rows, float (*sums)[k
   };
   int64_t k = 0;
   for (; k + kUnroll <= words; k += kUnroll) {
-    ahead.ask();
-    for (int i = 0; i < kUnroll; i++) step(k + i);
+#pragma GCC unroll 8
+    for (int i = 0; i < kUnroll; i++) {
+      if (i % kAskedEvery == 0) ahead.ask();
+      step(k + i);
+    }
   }
   for (; k < words; k++) step(k);
+  shared_ahead = ahead;
 #pragma GCC unroll 16
   for (int r = 0; r < ROWS; r++)
     for (int v = 0; v < kWide; v++) store(sums[r] + v * kLanes, found[r][v]);
@@ -93,7 +105,7 @@ void block_product(const uint32_t* weights, int64_t words, RowWords rows, int64_
   int64_t num_tiles = divided_up(num_rows, kMaxRows), num_runs = num_tiles * (kColumns / kPassColumns);
   for (int64_t k = 0; k < words; k += kStretch) {
     int64_t count = std::min(kStretch, words - k);
-    Ahead ahead = {(const char*)(weights + (k + count) * kColumns), divided_up(kUnroll * kColumns * 4 / kLineBytes, num_runs)};
+    Ahead ahead(weights + (k + count) * kColumns, kStretch * kColumns * 4, num_runs * kStretch / kAskedEvery);
     for (int64_t c = 0; c < kColumns; c += kPassColumns)
       for (int64_t t = 0, row = 0; t < num_tiles; t++) {
         int height = int((num_rows - row) / (num_tiles - t));

@@ -7,7 +7,8 @@ namespace {
 // A QuantizedTile of ROWS rows.
 template <class Q, int ROWS>
 void quantized_tile(const typename Q::Group* weights, int64_t first, int64_t num_groups, GroupRows rows,
-                    float (*sums)[kColumns], Ahead& ahead) {
+                    float (*sums)[kColumns], Ahead& shared_ahead) {
+  Ahead ahead = shared_ahead;  // in registers
   Floats found[ROWS][kWide];
 #pragma GCC unroll 16
   for (int r = 0; r < ROWS; r++)
@@ -22,7 +23,6 @@ void quantized_tile(const typename Q::Group* weights, int64_t first, int64_t num
     for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 2
       for (int v = 0; v < kWide; v++) dots[r][v] = Q::kLeast ? Ints{} : x[r]->start - Ints{};
-    ahead.ask();
     auto step = [&](int word, int quad, int shift) {
       in_parts<kXWords>([&](auto part) {
         Words quads[kWide];
@@ -37,12 +37,13 @@ void quantized_tile(const typename Q::Group* weights, int64_t first, int64_t num
           for (int v = 0; v < kWide; v++) dots[r][v] = add_products(dots[r][v], quads[v], x[r]->words[quad * kXWords + part.value]);
       });
     };
-    constexpr int kTurn = 4;  // words, unrolled
-    for (int turn = 0; turn < Q::kWords; turn += kTurn)
-      for (int i = turn; i < turn + kTurn; i++) {
+    for (int turn = 0; turn < Q::kTurns; turn++) {
+      ahead.ask();
+      for (int i = turn * kTurnWords; i < (turn + 1) * kTurnWords; i++) {
         step(i, i, 0);
         if (Q::kBits == 4) step(i, i + Q::kWords, 4);
       }
+    }
 #pragma GCC unroll 2
     for (int v = 0; v < kWide; v++) {
       Floats scales = widen_halves(group.scales + first + v * kLanes);
@@ -56,6 +57,7 @@ void quantized_tile(const typename Q::Group* weights, int64_t first, int64_t num
       }
     }
   }
+  shared_ahead = ahead;
 #pragma GCC unroll 16
   for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 2

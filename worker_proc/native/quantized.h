@@ -18,6 +18,8 @@
 
 namespace tandem {
 
+constexpr int kTurnWords = 4;  // of a column, per turn of the inner loop
+
 // BITS: of a weight. GROUP: how many k share a scale. LEAST: whether each group also has a least value.
 //
 // A weight is scale · (stored - kOffset), or scale · stored + least; stored is not negative.
@@ -27,6 +29,7 @@ struct Quantized {
   static constexpr bool kLeast = LEAST;
   static constexpr int kOffset = LEAST ? 0 : 1 << (BITS - 1);
   static constexpr int kWords = GROUP * BITS / 32;  // of a column
+  static constexpr int kTurns = kWords / kTurnWords;
 
   // scales, least: float16. A word of 8-bit weights is four neighbouring k, the first in the low byte. Of 4-bit weights, the low
   // halves of its bytes are word i of 8-bit ones, the high halves word i + kWords.
@@ -134,7 +137,7 @@ struct GroupRows {
 constexpr int kQuantizedMaxRows = kLanes == 16 ? 8 : 6;  // whose whole numbers fill the registers; the float sums wait in the cache
 
 // sums[r][c] += the sum over k of rows[r][k] · weights[k][c], for some rows and kPassColumns columns from `first` of the block
-// on: each sum goes on from what it is. Asks for what is `ahead` every group.
+// on: each sum goes on from what it is. Asks for what is `ahead` every kTurnWords.
 template <class Q>
 using QuantizedTile = void (*)(const typename Q::Group* weights, int64_t first, int64_t num_groups, GroupRows rows,
                                float (*sums)[kColumns], Ahead& ahead);
@@ -153,7 +156,7 @@ void quantized_block_product(const typename Q::Group* weights, int64_t num_group
   int64_t num_tiles = divided_up(num_rows, kQuantizedMaxRows), num_runs = num_tiles * (kColumns / kPassColumns);
   for (int64_t g = 0; g < num_groups; g += kStretchGroups) {
     int64_t count = std::min(kStretchGroups, num_groups - g);
-    Ahead ahead = {(const char*)(weights + g + count), divided_up(divided_up(sizeof *weights, kLineBytes), num_runs)};
+    Ahead ahead(weights + g + count, kStretchGroups * sizeof *weights, num_runs * kStretchGroups * Q::kTurns);
     for (int64_t c = 0; c < kColumns; c += kPassColumns)
       for (int64_t t = 0, row = 0; t < num_tiles; t++) {
         int height = int((num_rows - row) / (num_tiles - t));

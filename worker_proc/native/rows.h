@@ -71,7 +71,7 @@ class Rows {
 
 // The elements [0, width) in turn, a register at a time and the rest one by one: vector(i), then scalar(i).
 template <class Vector, class Scalar>
-void along(int64_t width, Vector&& vector, Scalar&& scalar) {
+[[gnu::always_inline]] inline void along(int64_t width, Vector&& vector, Scalar&& scalar) {
   int64_t i = 0;
   for (; i + kLanes <= width; i += kLanes) vector(i);
   for (; i < width; i++) scalar(i);

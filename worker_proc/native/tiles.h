@@ -13,17 +13,15 @@ namespace tandem {
 constexpr int64_t kKeys = 64;  // of a block
 constexpr int64_t kTiles = kKeys / kTileCells;
 
-// A sequence's cells of one layer and some key heads: the first head's, and which of them each of `count` positions has.
+// A sequence's cells of one layer and one key head: that head's, and which of them each of `count` positions has.
 template <class T>
 struct Cells {
   HeadCells<T> head;
-  int64_t num_heads;
   const int32_t* indices;
   int64_t count;
 
-  // Those of the positions from `first` on; those of one of the heads.
-  Cells from(int64_t first) const { return {head, num_heads, indices + first, count - first}; }
-  Cells of(int64_t index) const { return {head.after(index), 1, indices, count}; }
+  // Those of the positions from `first` on.
+  Cells from(int64_t first) const { return {head, indices + first, count - first}; }
   const uint32_t* key(int64_t position) const { return head.keys_of(indices[position]); }
   const uint32_t* value(int64_t position) const { return head.values_of(indices[position]); }
 };
@@ -59,59 +57,47 @@ inline void transpose(Words (&rows)[kLanes]) {
   }
 }
 
-// Where the next block's keys and values probably are, to be asked for evenly while this one is computed: more at once than
-// memory gives would keep the computation waiting. Into L2 only: in L1 they would drive out what is being computed.
-//
-// In the order in which they will be used, which is the pool's where cells follow one another: memory gives a quarter more so.
-class Next {
+// Where the next block's tiles probably are, to be asked for evenly while this one is computed: more at once than memory gives
+// would keep the computation waiting. Into L2 only: in L1 they would drive out what is being computed.
+class NextTiles {
  public:
   static constexpr int64_t kLinesAtOnce = 8;  // a divisor of every tile's
 
-  template <class T>
-  void begin(const Cells<T>& block) {
-    tile_bytes_ = tile_words<T>(block.head.head_dim) * 4;
-    head_bytes_ = block.head.words() * 4;
-    num_heads_ = block.num_heads;
-    num_tiles_ = 0;
-    for (int64_t position = 0; position < std::min(kKeys, block.count); position += kTileCells, num_tiles_++) {
-      tiles_[0][num_tiles_] = (const char*)block.key(position);
-      tiles_[1][num_tiles_] = (const char*)block.value(position);
-    }
-    left_ = 2 * num_heads_ * num_tiles_ * tile_bytes_;
-    part_ = head_ = tile_ = 0;
-    enter();
+  // Each of `tile_bytes`.
+  void begin(int64_t tile_bytes) {
+    tile_bytes_ = tile_bytes;
+    count_ = turn_ = 0;
   }
+  void add(const uint32_t* tile) { tiles_[count_++] = (const char*)tile; }
+  void start() { enter(0); }
 
   // How often kLinesAtOnce are left to be asked for.
-  int64_t left() const { return left_ / (kLinesAtOnce * kLineBytes); }
+  int64_t left() const {
+    return turn_ == count_ ? 0 : ((count_ - turn_ - 1) * tile_bytes_ + (end_ - from_)) / (kLinesAtOnce * kLineBytes);
+  }
 
   // For that many lines, `times`.
   void ask(int64_t times) {
-    for (; times > 0 && left_ > 0; times--) {
+    for (; times > 0 && turn_ < count_; times--) {
 #pragma GCC unroll 8
       for (int64_t i = 0; i < kLinesAtOnce; i++) __builtin_prefetch(from_ + i * kLineBytes, 0, 2);
       from_ += kLinesAtOnce * kLineBytes;
-      left_ -= kLinesAtOnce * kLineBytes;
-      if (from_ == end_) advance();
+      if (from_ == end_) enter(turn_ + 1);
     }
   }
 
  private:
-  void advance() {
-    if (++tile_ == num_tiles_) tile_ = 0, head_++;
-    if (head_ == num_heads_) head_ = 0, part_++;
-    enter();
-  }
-  void enter() {
-    if (left_ == 0) return;
-    from_ = tiles_[part_][tile_] + head_ * head_bytes_;
+  void enter(int turn) {
+    turn_ = turn;
+    if (turn_ == count_) return;
+    from_ = tiles_[turn_];
     end_ = from_ + tile_bytes_;
   }
 
   const char *from_ = nullptr, *end_ = nullptr;
-  int64_t tile_bytes_ = 0, head_bytes_ = 0, left_ = 0;
-  int64_t num_heads_ = 0, num_tiles_ = 0, part_ = 0, head_ = 0, tile_ = 0;
-  std::array<const char*, kTiles> tiles_[2];  // of the first head: keys, values
+  int turn_ = 0, count_ = 0;
+  int64_t tile_bytes_ = 0;
+  std::array<const char*, 2 * kTiles> tiles_;
 };
 
 template <class T>
@@ -159,8 +145,15 @@ class BlockTiles {
     return lanes_of(found) == 0;
   }
 
+  void guess_next(const Cells<T>& block) {
+    next.begin(tile_words<T>(head_dim_) * 4);
+    for (int64_t position = 0; position < std::min(kKeys, block.count); position += kTileCells) next.add(block.key(position));
+    for (int64_t position = 0; position < std::min(kKeys, block.count); position += kTileCells) next.add(block.value(position));
+    next.start();
+  }
+
   Tiles keys, values;
-  Next next;
+  NextTiles next;
 
  private:
   void pack_keys(const Cells<T>& own, int64_t num_keys, uint32_t* tile) {

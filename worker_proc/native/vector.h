@@ -60,16 +60,15 @@ inline uint32_t as_word(float value) {
   return word;
 }
 
-// What the compiler must have in a register here: else it adds up whole numbers in an order of its own, and runs out of registers
-// for what waits, or loads once more for each use.
-template <class Vector>
-Vector settled(Vector value) {
+// A sum that the compiler must have in a register here: else it adds up whole numbers in an order of its own, and runs out of
+// registers for what waits.
+inline Ints settled(Ints sum) {
 #if defined(__x86_64__) && TANDEM_VECTOR_BYTES == 64
-  asm("" : "+v"(value));
+  asm("" : "+v"(sum));
 #elif defined(__x86_64__)
-  asm("" : "+x"(value));
+  asm("" : "+x"(sum));
 #endif
-  return value;
+  return sum;
 }
 
 inline int64_t divided_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -134,6 +133,19 @@ inline Floats exp2(Floats x) {
   power = power * f + 1.0f;
   Floats scaled = (Floats)((Ints)power + ((Ints)shifted << 23));
   return select(below, Floats{}, scaled);
+}
+
+// The low halves (0) or the high ones (1) of `count` words become `from`; the others are not written at all.
+inline void put_halves(uint32_t* words, int64_t half, const uint16_t* from, int64_t count) {
+  int64_t i = 0;
+#if TANDEM_VECTOR_BYTES == 64
+  for (; i + kLanes <= count; i += kLanes) {
+    __m512i halves = _mm512_cvtepu16_epi32(load<__m256i>(from + i));
+    if (half == 0) _mm512_mask_storeu_epi16(words + i, 0x55555555, halves);
+    else _mm512_mask_storeu_epi16(words + i, 0xaaaaaaaa, _mm512_slli_epi32(halves, 16));
+  }
+#endif
+  for (; i < count; i++) ((uint16_t*)(words + i))[half] = from[i];
 }
 
 constexpr float kLog2E = 1.4426950408889634f;
