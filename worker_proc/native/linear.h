@@ -7,7 +7,7 @@
 namespace tandem {
 
 // Of activations, kept in L2 while weights pass by: half of the smallest that such processors have.
-constexpr int64_t kRowBlockBytes = (kLanes == 16 ? 512 : 256) << 10;
+constexpr int64_t kRowBlockBytes = (kLanes == 16 ? 384 : 256) << 10;
 
 // How packed weights are stored: in the format of the activations (product.h), or quantized (quantized.h).
 enum class Format { kPlain, kInt8, kEightBits, kFourBits, kFourBitsLeast };
@@ -20,13 +20,16 @@ struct Matrix {
   Format format = Format::kPlain;
 };
 
+// Rows of each block where as few as can be have `most` each: all about the same, since few rows meet weights at a loss.
+inline int64_t evenly(int64_t num_rows, int64_t most) { return divided_up(num_rows, divided_up(num_rows, most)); }
+
 // Within a team's `run`: x Wᵀ + b of num_rows rows, 32 columns at a time: finish(row, column, sums), where sums[32] are
 // the columns from `column` on, of which those past out_features are nobody's. Each weight comes from memory once per block of
 // rows.
 template <class T, class Finish>
 void multiply(Team& team, int rank, const Matrix& weight, RowWords x, int64_t num_rows, Finish&& finish) {
   int64_t words = words_of<T>(weight.in_features), num_blocks = divided_up(weight.out_features, kColumns);
-  int64_t block_rows = std::clamp<int64_t>(kRowBlockBytes / (words * T::kParts * 4) / kMaxRows * kMaxRows, kMaxRows, kBlockRows);
+  int64_t block_rows = evenly(num_rows, std::clamp<int64_t>(kRowBlockBytes / (words * T::kParts * 4), kMaxRows, kBlockRows));
   team.share(rank, divided_up(num_rows, block_rows) * num_blocks, [&](int64_t item) {
     int64_t first = item / num_blocks * block_rows, block = item % num_blocks, column = block * kColumns;
     float bias[kColumns] = {};

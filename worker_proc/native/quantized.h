@@ -178,8 +178,7 @@ inline void add_bias(const Matrix& weight, int64_t column, float* sums) {
 template <class Q, class Finish>
 void multiply_quantized(Team& team, int rank, const Matrix& weight, GroupRows x, int64_t num_rows, Finish&& finish) {
   int64_t num_groups = divided_up(weight.in_features, Q::kGroup), num_blocks = divided_up(weight.out_features, kColumns);
-  int64_t fitting = kRowBlockBytes / x.stride / kQuantizedMaxRows * kQuantizedMaxRows;
-  int64_t block_rows = std::clamp<int64_t>(fitting, kQuantizedMaxRows, kBlockRows);
+  int64_t block_rows = evenly(num_rows, std::clamp<int64_t>(kRowBlockBytes / x.stride, kQuantizedMaxRows, kBlockRows));
   team.share(rank, divided_up(num_rows, block_rows) * num_blocks, [&](int64_t item) {
     int64_t first = item / num_blocks * block_rows, block = item % num_blocks, column = block * kColumns;
     auto* weights = (const typename Q::Group*)weight.packed + block * num_groups;
