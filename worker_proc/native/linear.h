@@ -21,7 +21,9 @@ struct Matrix {
 };
 
 // Rows of each block where as few as can be have `most` each: all about the same, since few rows meet weights at a loss.
-inline int64_t evenly(int64_t num_rows, int64_t most) { return divided_up(num_rows, divided_up(num_rows, most)); }
+inline int64_t evenly(int64_t num_rows, int64_t most) {
+  return num_rows <= most ? most : divided_up(num_rows, divided_up(num_rows, most));
+}
 
 // Within a team's `run`: x Wᵀ + b of num_rows rows, 32 columns at a time: finish(row, column, sums), where sums[32] are
 // the columns from `column` on, of which those past out_features are nobody's. Each weight comes from memory once per block of
