@@ -14,14 +14,12 @@ from runtime.transport import (
     LINGER_MS,
     MAX_FRAME_BYTES,
     TOGETHER,
+    TOGETHER_BYTES,
     Numbering,
     Socket,
     allow_ipv6,
 )
 from runtime.types import Epoch
-
-_LARGE_BYTES = 1 << 16
-"""A frame after which no more are waited for."""
 
 
 class AsyncTransport:
@@ -94,13 +92,18 @@ class AsyncDealer:
         self._numbering = numbering
         self._num_received = 0
         self._unsent: list[bytes] = []
+        self._num_unsent_bytes = 0
+        self._is_closed = False
 
     async def send(self, message: object) -> None:
-        """Queue the message; RequestError for one that the server couldn't read.
+        """Queue the message; RequestError for one that the server couldn't read, ConnectionLost
+        once this is closed.
 
         The server ends a connection that sends it such a message, and every call on it. What the
         loop's tasks send in one turn goes together: a batch of requests starts in one step then.
         """
+        if self._is_closed:
+            raise ConnectionLost("this connection is closed: connect again")
         try:
             frame = self._numbering.encode(message)
             CODEC.decode(frame)
@@ -110,11 +113,12 @@ class AsyncDealer:
             raise RequestError(
                 f"this has {len(frame)} bytes; a server takes {MAX_FRAME_BYTES}: send less at once"
             )
+        if self._num_unsent_bytes + len(frame) > TOGETHER_BYTES or len(self._unsent) == TOGETHER:
+            self._send_unsent()
         if not self._unsent:
             asyncio.get_running_loop().call_soon(self._send_unsent)
         self._unsent.append(frame)
-        if len(self._unsent) == TOGETHER or len(frame) > _LARGE_BYTES:
-            self._send_unsent()
+        self._num_unsent_bytes += len(frame)
 
     async def receive(self) -> Any:
         """The next message; ProtocolError if the server speaks something else.
@@ -140,6 +144,7 @@ class AsyncDealer:
         if deliver:
             self._send_unsent()
         self._unsent.clear()
+        self._is_closed = True
         for watched in (self._socket, self._events):
             watched.unwatch()
         self._socket.raw.disable_monitor()
@@ -148,5 +153,5 @@ class AsyncDealer:
 
     def _send_unsent(self) -> None:
         if self._unsent:
-            frames, self._unsent = self._unsent, []
+            frames, self._unsent, self._num_unsent_bytes = self._unsent, [], 0
             self._socket.send_parts(frames)

@@ -138,7 +138,7 @@ class Connection:
 
     async def abort(self, number: int) -> None:
         """End the request with that number; nothing if this connection has none such."""
-        if number in self._mailboxes:
+        if number in self._mailboxes and self.broken is None:
             await self._dealer.send(Abort(request=RequestId(number)))
 
     async def grant(self, number: int) -> None:

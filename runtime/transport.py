@@ -22,11 +22,14 @@ from runtime.messages import CODEC
 from runtime.types import Epoch
 
 INTERNAL_HWM = 10_000
-"""Messages that may wait on an internal wire; one more means that the peer is stuck."""
+"""ZeroMQ messages that may wait on an internal wire; one more means that the peer is stuck."""
 CLIENT_HWM = 1000
 """Messages that may wait for one client; a client that lets more gather loses its requests."""
 TOGETHER = 64
-"""Messages that a client may send together, so that others need not wait long for their turn."""
+"""Messages that a client may send together, if they have TOGETHER_BYTES at most: others must not
+wait long for their turn.
+"""
+TOGETHER_BYTES = 32 << 10
 BURST = 1000
 """ZeroMQ messages that one look at a socket takes: a peer that never stops sending must not keep
 its reader from everybody else.
@@ -160,10 +163,11 @@ class Router(Socket):
     def drain(self) -> Iterator[tuple[bytes, list[bytes]]]:
         """(peer, frames that were sent together) of what is here now.
 
-        Too many of them, or none, come as one b"", which is no message.
+        More than may be sent together, or none, come as one b"", which is no message.
         """
         for peer, *frames in self._receive():
-            yield peer, frames if 0 < len(frames) <= TOGETHER else [b""]
+            fits = len(frames) <= TOGETHER and sum(map(len, frames)) <= TOGETHER_BYTES
+            yield peer, frames if len(frames) == 1 or (frames and fits) else [b""]
 
     def send(self, peer: bytes, message: object) -> bool:
         """Queue the message for `peer`; False if it is gone or has let too much gather."""

@@ -30,9 +30,9 @@ constexpr int wide_for(int rows) { return rows <= kMaxRows / 2 ? 4 : 2; }
 // Of values, of which there are more columns than keys in a block.
 constexpr int value_wide_for(int rows) { return kLanes == 16 && rows <= 2 ? 8 : wide_for(rows); }
 
-// How often some of the next block is asked for every kUnroll k of a product: about a quarter of it in each of the two.
+// Cache lines of the next block that are asked for every k of a product: about a quarter of them in each of the two.
 template <int WIDE>
-constexpr int64_t kTimesAsked = WIDE * kLanes > 32 ? WIDE * kLanes / 32 : 1;
+constexpr int64_t kLinesAsked = WIDE * kLanes > 32 ? WIDE * kLanes / 32 : 1;
 
 // What one thread needs to attend with one group of heads at a time.
 template <class T>
@@ -130,10 +130,14 @@ class Attender {
             sums[r][v] = T::add(sums[r][v], loaded[v], rows.words[r * rows.stride + k * T::kParts + part.value]);
       });
     };
+    constexpr int kTurn = WIDE > 2 ? kUnroll : 1;  // of many rows one k is long enough
     int64_t k = 0;
-    for (; k + kUnroll <= words; k += kUnroll) {
-      next.ask(kTimesAsked<WIDE>);
-      for (int i = 0; i < kUnroll; i++) step(k + i);
+    for (; k + kTurn <= words; k += kTurn) {
+#pragma GCC unroll 8
+      for (int i = 0; i < kTurn; i++) {
+        next.ask(kLinesAsked<WIDE>);
+        step(k + i);
+      }
     }
     for (; k < words; k++) step(k);
   }
@@ -162,8 +166,8 @@ class Attender {
   // block, that the first token's rows see.
   void weigh(int64_t num_rows, int64_t last_key) {
     const float scale = kLog2E / std::sqrt(float(head_dim_));
-    // Half of what is left, in as many turns as there are here.
-    const int64_t times = divided_up(tiles_.next.left(), 2 * 2 * num_rows * (kKeys / kLanes));
+    // About half of what is left, in as many turns as there are here.
+    const int64_t lines = tiles_.next.left() / 2 / (2 * num_rows * (kKeys / kLanes)) + 1;
     Ints lanes;
     for (int i = 0; i < kLanes; i++) lanes[i] = i;
     for (int64_t row = 0; row < num_rows; row++) {
@@ -171,7 +175,7 @@ class Attender {
       int32_t last = int32_t(std::min(last_key + row / group_, kKeys));
       Floats high = splat(tops_[row]);
       for (int64_t i = 0; i < kKeys; i += kLanes) {
-        tiles_.next.ask(times);
+        tiles_.next.ask(lines);
         Floats seen = load<Floats>(scores + i) * scale;
         if (last < kKeys - 1) seen = select(lanes + int32_t(i) > last, splat(kNone), seen);
         store(scores + i, seen);
@@ -185,7 +189,7 @@ class Attender {
     for (int64_t row = 0; row < num_rows; row++) {
       Floats total = {};
       for (int64_t i = 0; i < kKeys; i += kLanes) {
-        tiles_.next.ask(times);
+        tiles_.next.ask(lines);
         Floats chances = exp2(load<Floats>(&scores_[row * kKeys + i]) - tops_[row]);
         total += chances;
         T::narrow(chances_.row(row) + i, chances);
@@ -197,9 +201,10 @@ class Attender {
   // To the sums of rows [first, first + num_rows).
   void add_values(int64_t first, int64_t num_rows, int64_t num_keys) {
     in_tiles(num_rows, [&](auto rows, int64_t row) {
-      constexpr int ROWS = decltype(rows)::value, WIDE = value_wide_for(ROWS);
+      constexpr int ROWS = decltype(rows)::value, WIDE = value_wide_for(ROWS), LESS = wide_for(ROWS);
       int64_t column = 0;
       for (; column + WIDE * kLanes <= width_; column += WIDE * kLanes) add_columns<ROWS, WIDE>(first + row, column, num_keys);
+      for (; column + LESS * kLanes <= width_; column += LESS * kLanes) add_columns<ROWS, LESS>(first + row, column, num_keys);
       for (; column < width_; column += kLanes) add_columns<ROWS, 1>(first + row, column, num_keys);
     });
   }

@@ -61,9 +61,7 @@ inline void transpose(Words (&rows)[kLanes]) {
 // would keep the computation waiting. Into L2 only: in L1 they would drive out what is being computed.
 class NextTiles {
  public:
-  static constexpr int64_t kLinesAtOnce = 8;  // a divisor of every tile's
-
-  // Each of `tile_bytes`.
+  // Each of `tile_bytes`, a multiple of a line.
   void begin(int64_t tile_bytes) {
     tile_bytes_ = tile_bytes;
     count_ = turn_ = 0;
@@ -71,18 +69,16 @@ class NextTiles {
   void add(const uint32_t* tile) { tiles_[count_++] = (const char*)tile; }
   void start() { enter(0); }
 
-  // How often kLinesAtOnce are left to be asked for.
+  // Lines.
   int64_t left() const {
-    return turn_ == count_ ? 0 : ((count_ - turn_ - 1) * tile_bytes_ + (end_ - from_)) / (kLinesAtOnce * kLineBytes);
+    return turn_ == count_ ? 0 : ((count_ - turn_ - 1) * tile_bytes_ + (end_ - line_)) / kLineBytes;
   }
 
-  // For that many lines, `times`.
-  void ask(int64_t times) {
-    for (; times > 0 && turn_ < count_; times--) {
-#pragma GCC unroll 8
-      for (int64_t i = 0; i < kLinesAtOnce; i++) __builtin_prefetch(from_ + i * kLineBytes, 0, 2);
-      from_ += kLinesAtOnce * kLineBytes;
-      if (from_ == end_) enter(turn_ + 1);
+  void ask(int64_t lines) {
+    for (; lines > 0 && turn_ < count_; lines--) {
+      __builtin_prefetch(line_, 0, 2);
+      line_ += kLineBytes;
+      if (line_ == end_) enter(turn_ + 1);
     }
   }
 
@@ -90,11 +86,11 @@ class NextTiles {
   void enter(int turn) {
     turn_ = turn;
     if (turn_ == count_) return;
-    from_ = tiles_[turn_];
-    end_ = from_ + tile_bytes_;
+    line_ = tiles_[turn_];
+    end_ = line_ + tile_bytes_;
   }
 
-  const char *from_ = nullptr, *end_ = nullptr;
+  const char *line_ = nullptr, *end_ = nullptr;
   int turn_ = 0, count_ = 0;
   int64_t tile_bytes_ = 0;
   std::array<const char*, 2 * kTiles> tiles_;

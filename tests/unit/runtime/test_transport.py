@@ -10,11 +10,18 @@ import pytest
 import zmq
 
 from runtime.async_transport import AsyncTransport
-from runtime.errors import ConfigError, PeerError, ProtocolError, RequestError
+from runtime.errors import (
+    ConfigError,
+    ConnectionLost,
+    PeerError,
+    ProtocolError,
+    RequestError,
+)
 from runtime.messages import Detokenized, Heartbeat, Hello, Progress, Tokenize
 from runtime.transport import (
     BURST,
     TOGETHER,
+    TOGETHER_BYTES,
     Inbox,
     Numbering,
     Outbox,
@@ -184,17 +191,30 @@ def test_a_router_answers_whom_it_heard(transport: Transport, folder: Path) -> N
     until(lambda: not router.send(who, Heartbeat()), "the router notices that the peer is gone")
 
 
-@pytest.mark.parametrize("count", [2, TOGETHER, TOGETHER + 1, 10 * TOGETHER])
+@pytest.mark.parametrize(
+    ("sizes", "is_taken"),
+    [
+        ([9] * 2, True),
+        ([9] * TOGETHER, True),
+        ([9] * (TOGETHER + 1), False),
+        ([9] * 10 * TOGETHER, False),
+        ([TOGETHER_BYTES // 2] * 2, True),
+        ([TOGETHER_BYTES // 2] * 3, False),
+        ([10 * TOGETHER_BYTES], True),
+        ([], False),
+    ],
+)
 def test_no_more_than_some_come_to_a_router_together(
-    transport: Transport, folder: Path, count: int
+    transport: Transport, folder: Path, sizes: list[int], is_taken: bool
 ) -> None:
+    """What is heard at once keeps all other clients waiting."""
     router = transport.router(f"ipc://{folder}/public.sock")
-    frames = [b"%d" % i for i in range(count)]
+    frames = [bytes(size) for size in sizes]
     with RawPeer(router.address) as peer:
-        peer.send(*frames)
+        peer.send(*frames) if frames else peer.send(b"")
         assert Poller(router).wait(10)
         ((_, received),) = list(router.drain())
-        assert received == (frames if count <= TOGETHER else [b""])
+        assert received == (frames if is_taken else [b""])
 
 
 def test_a_peer_that_does_not_read_is_given_up_at_its_limit(
@@ -367,6 +387,40 @@ def test_what_a_clients_tasks_send_in_one_turn_goes_together(
         for frames in received:
             for frame in frames:
                 check.decode(frame)
+
+
+def test_large_messages_of_a_client_go_one_by_one(transport: Transport, folder: Path) -> None:
+    router = transport.router(f"ipc://{folder}/server.sock")
+
+    async def talk() -> None:
+        client = AsyncTransport("client")
+        dealer = client.dealer(router.address)
+        for size in (10, TOGETHER_BYTES - 1000, TOGETHER_BYTES, 10 * TOGETHER_BYTES, 10):
+            await dealer.send(
+                Tokenize(request=0, text="x" * size, chat=None, add_special_tokens=True)
+            )
+        await asyncio.sleep(0)
+        dealer.close()
+        client.close()
+
+    asyncio.run(talk())
+    sizes: list[int] = []
+    while sum(sizes) < 5:
+        assert Poller(router).wait(10)
+        sizes += [len(frames) for _, frames in router.drain() if frames != [b""]]
+    assert sizes == [2, 1, 1, 1]
+
+
+def test_a_closed_connection_sends_no_more(folder: Path) -> None:
+    async def talk() -> None:
+        client = AsyncTransport("client")
+        dealer = client.dealer(f"ipc://{folder}/nobody.sock")
+        dealer.close(deliver=False)
+        with pytest.raises(ConnectionLost, match="is closed"):
+            await dealer.send(Hello())
+        client.close()
+
+    asyncio.run(talk())
 
 
 def test_a_client_that_closes_at_once_has_sent_its_messages(
