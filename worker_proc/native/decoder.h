@@ -209,8 +209,7 @@ class Decoder {
   void add(int rank, const Matrix& weight, Rows<T>& x, int64_t n) {
     products_.multiply(rank, weight, x, n, [&](int64_t row, int64_t column, const float* sums) {
       float* to = residual(row) + column;
-      int64_t count = shape_.hidden_size - column;
-      if (count >= kColumns) count = kColumns;
+      int64_t count = std::min(kColumns, shape_.hidden_size - column);
       along(count, [&](int64_t c) { store(to + c, load<Floats>(to + c) + load<Floats>(sums + c)); }, [&](int64_t c) { to[c] += sums[c]; });
     });
   }

@@ -4,12 +4,13 @@ import asyncio
 import socket
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import zmq
 
-from runtime.async_transport import AsyncTransport
+from runtime.async_transport import AsyncDealer, AsyncTransport
 from runtime.errors import (
     ConfigError,
     ConnectionLost,
@@ -360,20 +361,27 @@ def test_a_message_that_came_while_another_was_sent_is_heard(
     asyncio.run(talk())
 
 
+@contextmanager
+def dealing(address: str) -> Iterator[AsyncDealer]:
+    """A client's connection in the running loop, closed at the end."""
+    client = AsyncTransport("client")
+    dealer = client.dealer(address)
+    try:
+        yield dealer
+    finally:
+        dealer.close()
+        client.close()
+
+
 def test_what_a_clients_tasks_send_in_one_turn_goes_together(
     transport: Transport, folder: Path
 ) -> None:
     router = transport.router(f"ipc://{folder}/server.sock")
 
     async def talk(count: int) -> list[list[bytes]]:
-        client = AsyncTransport("client")
-        dealer = client.dealer(router.address)
-        try:
+        with dealing(router.address) as dealer:
             await asyncio.gather(*(dealer.send(Hello()) for _ in range(count)))
             await asyncio.sleep(0)
-        finally:
-            dealer.close()
-            client.close()
         received: list[list[bytes]] = []
         while sum(map(len, received)) < count:
             assert Poller(router).wait(10)
@@ -393,15 +401,12 @@ def test_large_messages_of_a_client_go_one_by_one(transport: Transport, folder: 
     router = transport.router(f"ipc://{folder}/server.sock")
 
     async def talk() -> None:
-        client = AsyncTransport("client")
-        dealer = client.dealer(router.address)
-        for size in (10, TOGETHER_BYTES - 1000, TOGETHER_BYTES, 10 * TOGETHER_BYTES, 10):
-            await dealer.send(
-                Tokenize(request=0, text="x" * size, chat=None, add_special_tokens=True)
-            )
-        await asyncio.sleep(0)
-        dealer.close()
-        client.close()
+        with dealing(router.address) as dealer:
+            for size in (10, TOGETHER_BYTES - 1000, TOGETHER_BYTES, 10 * TOGETHER_BYTES, 10):
+                await dealer.send(
+                    Tokenize(request=0, text="x" * size, chat=None, add_special_tokens=True)
+                )
+            await asyncio.sleep(0)
 
     asyncio.run(talk())
     sizes: list[int] = []
@@ -413,12 +418,10 @@ def test_large_messages_of_a_client_go_one_by_one(transport: Transport, folder: 
 
 def test_a_closed_connection_sends_no_more(folder: Path) -> None:
     async def talk() -> None:
-        client = AsyncTransport("client")
-        dealer = client.dealer(f"ipc://{folder}/nobody.sock")
-        dealer.close(deliver=False)
+        with dealing(f"ipc://{folder}/nobody.sock") as dealer:
+            pass
         with pytest.raises(ConnectionLost, match="is closed"):
             await dealer.send(Hello())
-        client.close()
 
     asyncio.run(talk())
 
@@ -429,11 +432,8 @@ def test_a_client_that_closes_at_once_has_sent_its_messages(
     router = transport.router(f"ipc://{folder}/server.sock")
 
     async def talk() -> None:
-        client = AsyncTransport("client")
-        dealer = client.dealer(router.address)
-        await dealer.send(Hello())
-        dealer.close()
-        client.close()
+        with dealing(router.address) as dealer:
+            await dealer.send(Hello())
 
     asyncio.run(talk())
     assert Poller(router).wait(10)
