@@ -94,24 +94,26 @@ class SyncStream:
         self._stream = stream
 
     def __iter__(self) -> Iterator[Chunk]:
-        chunks = aiter(self._stream)
+        chunks, turn = aiter(self._stream), asyncio.Lock()
         try:
-            while (chunk := self._loop.run(_next(chunks))) is not None:
+            while (chunk := self._loop.run(_next(chunks, turn))) is not None:
                 yield chunk
         finally:
-            self._loop.clean_up(_close(chunks))
+            self._loop.clean_up(_close(chunks, turn))
 
     def abort(self) -> None:
         """End the request; its last chunk still comes, with finish_reason abort."""
         self._loop.run(self._stream.abort())
 
 
-async def _next(chunks: AsyncIterator[Chunk]) -> Chunk | None:
-    return await anext(chunks, None)
+async def _next(chunks: AsyncIterator[Chunk], turn: asyncio.Lock) -> Chunk | None:
+    async with turn:
+        return await anext(chunks, None)
 
 
-async def _close(chunks: AsyncIterator[Chunk]) -> None:
-    await chunks.aclose()  # type: ignore[attr-defined]
+async def _close(chunks: AsyncIterator[Chunk], turn: asyncio.Lock) -> None:
+    async with turn:  # what an interrupt has cancelled may only be beginning
+        await chunks.aclose()  # type: ignore[attr-defined]
 
 
 class Client:
