@@ -302,6 +302,18 @@ def test_other_addresses_are_refused_by_name(address: str) -> None:
 # ---- the client's end -------------------------------------------------------------------------
 
 
+@contextmanager
+def dealing(address: str) -> Iterator[AsyncDealer]:
+    """A client's connection in the running loop, closed at the end."""
+    client = AsyncTransport("client")
+    dealer = client.dealer(address)
+    try:
+        yield dealer
+    finally:
+        dealer.close()
+        client.close()
+
+
 def test_a_client_sends_nothing_that_the_server_could_not_read(folder: Path) -> None:
     """The server answered that the connection is refused, which ended all other calls on it."""
 
@@ -342,9 +354,7 @@ def test_a_message_that_came_while_another_was_sent_is_heard(
     router = transport.router(f"ipc://{folder}/server.sock")
 
     async def talk() -> None:
-        client = AsyncTransport("client")
-        dealer = client.dealer(router.address)
-        try:
+        with dealing(router.address) as dealer:
             await dealer.send(Hello())
             await asyncio.sleep(0)  # it is sent at the end of the loop's turn
             ((peer, _),) = until(lambda: list(router.drain()), "the client's message")
@@ -354,23 +364,8 @@ def test_a_message_that_came_while_another_was_sent_is_heard(
             assert dealer._socket.raw.poll(10_000)  # takes note of it, as sending may
             await dealer.send(Hello())
             assert await asyncio.wait_for(receiving, 10) == Heartbeat()
-        finally:
-            dealer.close(deliver=False)
-            client.close()
 
     asyncio.run(talk())
-
-
-@contextmanager
-def dealing(address: str) -> Iterator[AsyncDealer]:
-    """A client's connection in the running loop, closed at the end."""
-    client = AsyncTransport("client")
-    dealer = client.dealer(address)
-    try:
-        yield dealer
-    finally:
-        dealer.close()
-        client.close()
 
 
 def test_what_a_clients_tasks_send_in_one_turn_goes_together(
