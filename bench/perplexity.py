@@ -48,7 +48,7 @@ class Scorer:
         """Of every token after each position but the last: float32 [rows, vocab_size] at a time."""
         plans = PlanMaker(PAGE_SIZE)
         plans.admit(0, ids, range(self._num_pages))
-        self._engine.execute(plans.plan((0, 0, len(ids), True)))
+        self._engine.execute(plans.plan((0, 0, len(ids), True)), every_row=True)
         predicting = np.arange(len(ids) - 1, dtype=np.int32)
         for first in range(0, len(predicting), ROWS_AT_ONCE):
             rows = predicting[first : first + ROWS_AT_ONCE]

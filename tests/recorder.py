@@ -21,8 +21,8 @@ class Recorder:
     def begin(self, tables: SlotTables, num_pages: int, page_size: int) -> None:
         self._inner.begin(tables, num_pages, page_size)
 
-    def step(self, batch: Batch, wanted: BoolArray) -> Outcome:
-        outcome = self._inner.step(batch, np.ones_like(wanted))
+    def step(self, batch: Batch, wanted: BoolArray, *, every_row: bool = False) -> Outcome:
+        outcome = self._inner.step(batch, np.ones_like(wanted), every_row=every_row)
         if len(wanted):
             self.seen.append(outcome.logits)
         logits = outcome.logits[torch.from_numpy(wanted)]

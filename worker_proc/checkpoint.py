@@ -24,7 +24,7 @@ KEPT_TYPES = ("Q8_0", "Q4_0", "Q4_1", "Q4_K")
 Shapes = Mapping[str, tuple[int, ...]]
 _INDEX = "model.safetensors.index.json"
 _SHOWN = 6
-_BLOCK = 1 << 20
+_BLOCK = (1 << 20) - 3
 
 
 class Quantization(Enum):
@@ -91,7 +91,8 @@ class DummyCheckpoint:
     """Random weights: normal with deviation 0.02, norms one, biases zero; the same for a seed.
 
     Every matrix is a stretch of one random block, begun at a place that its name decides, since
-    drawing each number takes longer than computing with it.
+    drawing each number takes longer than computing with it. The block's length is a prime, so that
+    no row of a matrix is another's twin: a head would have as many likeliest tokens as twins.
     """
 
     def __init__(self, shapes: Shapes, seed: int = 0) -> None:

@@ -33,12 +33,17 @@ class Computation(Protocol):
         """Make the pool; forgets what an earlier `begin` made. The tables are read at each step."""
         ...
 
-    def step(self, batch: Batch, wanted: BoolArray) -> Outcome:
-        """Compute the batch. wanted: [r], the sampling rows whose logits are asked for."""
+    def step(self, batch: Batch, wanted: BoolArray, *, every_row: bool = False) -> Outcome:
+        """Compute the batch. wanted: [r], the sampling rows whose logits are asked for.
+
+        every_row: `logits` may be asked for any row afterwards, and not only for sampling ones.
+        """
         ...
 
     def logits(self, rows: IntArray) -> torch.Tensor:
-        """Of any rows of the last step. rows: int32 [n] -> float32 [n, vocab_size]."""
+        """Of sampling rows of the last step, or of any if it was told so. rows: int32 [n] ->
+        float32 [n, vocab_size].
+        """
         ...
 
     def draw(self, logits: torch.Tensor, choices: Choices) -> IntArray:

@@ -109,12 +109,13 @@ class Engine:
         """The token and page tables; after `begin` only."""
         return self._running().tables
 
-    def execute(self, plan: StepPlan) -> IntArray:
+    def execute(self, plan: StepPlan, *, every_row: bool = False) -> IntArray:
         """Apply the plan's deltas, compute its segments, and sample.
 
-        -> int32 [sampling segments], in plan order; also written into the token table.
+        -> int32 [sampling segments], in plan order; also written into the token table. every_row:
+        so that `computation.logits` may be asked for any row afterwards.
         """
-        return self._running().answer(plan).tokens
+        return self._running().answer(plan, every_row=every_row).tokens
 
     def answer(self, plan: StepPlan) -> Answer:
         """As `execute`, with the log probabilities that are asked for."""
@@ -135,14 +136,15 @@ class _Run:
         self._sampler = Sampler(tables.token_table, vocab_size, computation.draw)
         self._prompts = PromptScorer(tables.token_table)
 
-    def answer(self, plan: StepPlan) -> Answer:
+    def answer(self, plan: StepPlan, *, every_row: bool = False) -> Answer:
         self.tables.apply(plan, self._sampler, self._prompts)
         batch = make_batch(plan)
         if not len(batch.positions):
             return NOTHING
         slots, positions = batch.sample_slots, batch.sample_positions
         wanted = self._sampler.needs_logits(slots)
-        outcome = self._computation.step(batch, wanted)
+        every_row |= self._prompts.waiting
+        outcome = self._computation.step(batch, wanted, every_row=every_row)
         tokens, logprobs = outcome.likeliest, None
         if wanted.any():
             sampled = self._sampler.sample(outcome.logits, slots[wanted], positions[wanted])

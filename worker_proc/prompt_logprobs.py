@@ -48,6 +48,11 @@ class PromptScorer:
             prompt = _Prompt(setup.request, first, setup.prompt_len, count)
             self._prompts[setup.slot] = prompt
 
+    @property
+    def waiting(self) -> bool:
+        """Whether a step's rows may be asked for: some slot's prompt is not told to its end."""
+        return bool(self._prompts)
+
     def score(self, batch: Batch, logprobs: RowLogprobs) -> tuple[PromptLogprobs, ...]:
         """The news of a step that has been computed; () at once where nobody asks."""
         return tuple(self._news(batch, logprobs)) if self._prompts else ()

@@ -34,7 +34,7 @@ class TorchComputation:
         self._attention = TorchAttention(self._pool, tables.page_table, page_size)
 
     @torch.inference_mode()
-    def step(self, batch: Batch, wanted: BoolArray) -> Outcome:
+    def step(self, batch: Batch, wanted: BoolArray, *, every_row: bool = False) -> Outcome:
         if self._tables is None or self._attention is None:
             raise InternalError("a step was computed before begin()")
         ids = self._tables.token_table[batch.token_slots, batch.positions]

@@ -60,7 +60,7 @@ def logits(engine: Engine, ids: list[int], lens: list[int]) -> torch.Tensor:
     plans.admit(0, ids, range(len(ids)))
     found, start = [], 0
     for length in lens:
-        engine.execute(plans.plan((0, start, length, False)))
+        engine.execute(plans.plan((0, start, length, False)), every_row=True)
         found.append(engine.computation.logits(np.arange(length, dtype=np.int32)))
         start += length
     return torch.cat(found)

@@ -88,7 +88,7 @@ def logits(engine: Engine, ids: list[int], chunk: int = 1000) -> torch.Tensor:
     found = []
     for start in range(0, len(ids), chunk):
         length = min(chunk, len(ids) - start)
-        engine.execute(plans.plan((0, start, length, False)))
+        engine.execute(plans.plan((0, start, length, False)), every_row=True)
         found.append(engine.computation.logits(np.arange(length, dtype=np.int32)))
     return torch.cat(found)
 

@@ -58,6 +58,26 @@ void quantize(const float* values, ActivationGroup<Q>& to) {
   }
 }
 
+// |x̂| and |x - x̂| of a row x that is rounded to x̂.
+struct Rounding {
+  float norm, error;
+};
+
+// values: [width in whole groups], zero past the row's end.
+template <class Q>
+Rounding rounding(const float* values, int64_t width) {
+  Floats kept = {}, lost = {};
+  for (int64_t g = 0; g < width; g += Q::kGroup) {
+    float top = magnitude<Q::kGroup>(values + g), factor = steps(top), scale = top / 127.0f;
+    for (int64_t i = g; i < g + Q::kGroup; i += kLanes) {
+      Floats value = load<Floats>(values + i), whole = __builtin_convertvector(rounded(value, factor), Floats) * scale;
+      kept += whole * whole;
+      lost += (value - whole) * (value - whole);
+    }
+  }
+  return {std::sqrt(sum(kept)), std::sqrt(sum(lost))};
+}
+
 // Room for activations quantized for products with Q's weights, whichever Q that is.
 class QuantizedRows {
  public:

@@ -234,16 +234,24 @@ class Attender {
   Buffer<float> tops_, totals_, fades_;        // [max_rows]
 };
 
-// Tokens of one segment that are attended together.
+// Tokens of one segment that are attended together. row: where the first of them stands among the rows that are.
 struct QueryBlock {
-  int64_t segment, first, count;
+  int64_t segment, first, count, row;
 };
 
-inline std::vector<QueryBlock> query_blocks(const std::vector<Segment>& segments, int64_t positions) {
+// Those of the step's rows `kept`, which ascend, as the segments' rows do.
+inline std::vector<QueryBlock> query_blocks(const std::vector<Segment>& segments, const std::vector<int32_t>& kept, int64_t positions) {
   std::vector<QueryBlock> blocks;
-  for (int64_t s = 0; s < int64_t(segments.size()); s++)
-    for (int64_t first = 0; first < segments[s].length; first += positions)
-      blocks.push_back({s, first, std::min(positions, segments[s].length - first)});
+  int64_t next = 0, num_kept = int64_t(kept.size());
+  for (int64_t s = 0; s < int64_t(segments.size()); s++) {
+    int64_t row = segments[s].row, end = row + segments[s].length;
+    while (next < num_kept && kept[next] < end) {
+      int64_t count = 1;
+      while (count < positions && next + count < num_kept && kept[next + count] == kept[next] + count && kept[next] + count < end) count++;
+      blocks.push_back({s, kept[next] - row, count, next});
+      next += count;
+    }
+  }
   return blocks;
 }
 

@@ -15,7 +15,7 @@ from worker_proc.drawing import Choices
 from worker_proc.kernels import Kernels
 from worker_proc.kv_pool import padded
 from worker_proc.model_config import ModelConfig
-from worker_proc.native.linear import INT8, Packer, interleaved
+from worker_proc.native.linear import COLUMNS, INT8, Packer, interleaved
 from worker_proc.native.memory import large
 from worker_proc.rope import inverse_frequencies, magnitude
 from worker_proc.slots import SlotTables
@@ -81,7 +81,7 @@ class NativeComputation:
         self._tables = tables
         self._page_size = page_size
 
-    def step(self, batch: Batch, wanted: BoolArray) -> Outcome:
+    def step(self, batch: Batch, wanted: BoolArray, *, every_row: bool = False) -> Outcome:
         if self._tables is None:
             raise InternalError("a step was computed before begin()")
         ids = self._tables.token_table[batch.token_slots, batch.positions]
@@ -95,6 +95,7 @@ class NativeComputation:
             self._values,
             sampled,
             logits,
+            every_row,
         )
         return Outcome(likeliest=sampled[2], logits=logits)
 
@@ -171,10 +172,15 @@ class _Loader:
                 config.rope_theta, config.head_dim, config.rope_scaling
             ).contiguous(),
         }
-        if config.tie_word_embeddings:
-            return {**found, "head": self._packed([table], _each)}
-        head = self._packed(["lm_head.weight"], _each)
-        return {**found, "head": head, "embedding": self._packed([table], _each)}
+        tied = config.tie_word_embeddings
+        head = self._packed([table if tied else "lm_head.weight"], _each)
+        found["head"] = head
+        if not tied:
+            found["embedding"] = self._packed([table], _each)
+        if head.shape[2] == COLUMNS:  # in few bits it is read as fast as a screen would be
+            screen = self._packer.screen(head, config.hidden_size, self._weights.dtype)
+            found["screen"], found["screen_norms"], found["screen_errors"] = screen
+        return found
 
     def _product(self, name: str, matrices: Sequence[str]) -> _Tensors:
         found = {name: self._packed([f"{m}.weight" for m in matrices], _each)}

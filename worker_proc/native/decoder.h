@@ -4,12 +4,15 @@
 // - A layer's keys and values of the whole step are in the pool before anything of that layer attends.
 // - The residual stream is float32; what products take is rounded to the model's format once.
 // - Every rank runs the same lines; what they share out (`share`, `multiply`) ends with a barrier.
+// - Of the last layer only keys and values are there for every row; the rest of it is computed of the rows kept alone.
 //
 // Source: Llama (arXiv 2302.13971), Qwen3 (arXiv 2505.09388).
 #pragma once
 
+#include <numeric>
+
 #include "attention.h"
-#include "products.h"
+#include "choosing.h"
 
 namespace tandem {
 
@@ -29,27 +32,21 @@ struct Layer {
 };
 
 // The ends of the model. embedding: packed as the head is, or nothing where the head serves. frequencies: radians per position,
-// [head_dim / 2]; magnitude: what cos and sin are multiplied with.
+// [head_dim / 2]; magnitude: what cos and sin are multiplied with. screen: of the head, or nothing.
 struct Ends {
   Matrix embedding, head;
+  Screen screen;
   const float *norm, *frequencies;
   float magnitude;
 };
 
-// One step. ids, positions, out_loc: [num_rows].
+// One step. ids, positions, out_loc: [num_rows]. segments: their rows one after another. kept: ascending, rows whose logits may be
+// asked for.
 struct Step {
   int64_t num_rows;
   const int32_t *ids, *positions, *out_loc;
   std::vector<Segment> segments;
-};
-
-// Rows whose next token is asked for. rows: [count]. kept: [count], the row of `logits` that each one's go to, or -1.
-// tokens: [count], the likeliest of each, the lowest id among equals.
-struct Asked {
-  int64_t count;
-  const int32_t *rows, *kept;
-  int32_t* tokens;
-  float* logits;
+  std::vector<int32_t> kept;
 };
 
 template <class T>
@@ -58,8 +55,8 @@ class Decoder {
   using Element = typename T::Element;
 
   Decoder(Shape shape, std::vector<Layer> layers, Ends ends, Team& team)
-      : shape_(shape), layers_(std::move(layers)), ends_(ends), team_(team), products_(team), best_(team.size()), floats_(team.size()),
-        elements_(team.size()) {
+      : shape_(shape), layers_(std::move(layers)), ends_(ends), team_(team), products_(team), chooser_(ends.head, ends.screen, team),
+        floats_(team.size()), elements_(team.size()) {
     for (int rank = 0; rank < team.size(); rank++) {
       attenders_.emplace_back(shape.num_heads / shape.num_kv_heads, shape.head_dim);
       floats_[rank].reserve(std::max(shape.hidden_size, shape.head_dim));
@@ -67,53 +64,48 @@ class Decoder {
     }
   }
 
+  // asked: by their place among the rows kept.
   void run(const Step& step, const Pool<T>& pool, const Asked& asked) {
-    reserve(step.num_rows, asked.count);
-    blocks_ = query_blocks(step.segments, attenders_[0].positions());
+    reserve(step.num_rows);
+    every_row_.resize(step.num_rows);
+    std::iota(every_row_.begin(), every_row_.end(), 0);
+    blocks_ = query_blocks(step.segments, every_row_, attenders_[0].positions());
+    kept_blocks_ = query_blocks(step.segments, step.kept, attenders_[0].positions());
+    chooser_.begin(asked);
     team_.run([&](int rank) {
       embed(rank, step);
-      for (size_t layer = 0; layer < layers_.size(); layer++) {
-        attend(rank, int64_t(layer), step, pool);
+      int64_t last = int64_t(layers_.size()) - 1;
+      for (int64_t layer = 0; layer < last; layer++) {
+        project(rank, layer, step, pool);
+        attend(rank, layer, step, pool, blocks_, step.num_rows);
         transform(rank, layers_[layer], step.num_rows);
       }
+      project(rank, last, step, pool);
+      keep(rank, step);
+      attend(rank, last, step, pool, kept_blocks_, int64_t(step.kept.size()));
+      transform(rank, layers_[last], int64_t(step.kept.size()));
       choose(rank, asked);
     });
-    merge(asked);
+    chooser_.end(asked);
   }
 
-  // Logits of any rows of the last step.
+  // Logits of any rows that the last step has kept.
   void answer(const Asked& asked) {
-    reserve_asked(asked.count);
+    chooser_.begin(asked);
     team_.run([&](int rank) { choose(rank, asked); });
-    merge(asked);
+    chooser_.end(asked);
   }
-
-  int64_t num_rows() const { return num_rows_; }
 
  private:
-  struct Best {
-    float logit;
-    int32_t token;
-  };
-
-  void reserve(int64_t num_rows, int64_t num_asked) {
-    num_rows_ = num_rows;
+  void reserve(int64_t num_rows) {
     residual_.reserve(num_rows * residual_stride());
     cos_.reserve(num_rows * shape_.head_dim / 2);
     sin_.reserve(num_rows * shape_.head_dim / 2);
+    normed_.reserve(num_rows, shape_.hidden_size);
     qkv_.reserve(num_rows, shape_.query_width() + 2 * shape_.key_width());
     attended_.reserve(num_rows, shape_.query_width());
     gated_.reserve(num_rows, shape_.intermediate_size);
-    reserve_asked(num_asked);
-  }
-
-
-  // A row may be asked for more than once.
-  void reserve_asked(int64_t num_asked) {
-    int64_t num_rows = std::max(num_rows_, num_asked);
-    normed_.reserve(num_rows, shape_.hidden_size);
     products_.reserve(num_rows, std::max({shape_.hidden_size, shape_.query_width(), shape_.intermediate_size}));
-    for (std::vector<Best>& best : best_) best.resize(num_asked);
   }
 
   // One cache line more than the rows fill, as RowWords has it.
@@ -134,37 +126,54 @@ class Decoder {
     });
   }
 
-  void norm_row(int rank, int64_t from, const float* weight, int64_t to) {
+  void norm_row(int rank, int64_t row, const float* weight, Rows<T>& rows, int64_t to) {
     float* scratch = floats_[rank].data();
-    norm(residual(from), weight, shape_.hidden_size, shape_.eps, scratch);
-    narrow<T>(scratch, shape_.hidden_size, normed_.row(to));
-    normed_.pad(to);
+    norm(residual(row), weight, shape_.hidden_size, shape_.eps, scratch);
+    narrow<T>(scratch, shape_.hidden_size, rows.row(to));
+    rows.pad(to);
   }
 
-  // x += attention(norm(x))
-  void attend(int rank, int64_t index, const Step& step, const Pool<T>& pool) {
+  // Queries, keys and values of norm(x).
+  void project(int rank, int64_t index, const Step& step, const Pool<T>& pool) {
     const Layer& layer = layers_[index];
-    int64_t n = step.num_rows, num_kv_heads = shape_.num_kv_heads, group_width = shape_.query_width() / num_kv_heads;
-    team_.share(rank, n, [&](int64_t row) { norm_row(rank, row, layer.input_norm, row); });
+    int64_t n = step.num_rows;
+    team_.share(rank, n, [&](int64_t row) { norm_row(rank, row, layer.input_norm, normed_, row); });
     products_.multiply(rank, layer.qkv, normed_, n, [&](int64_t row, int64_t column, const float* sums) {
       put(sums, std::min(kColumns, qkv_.width() - column), qkv_.row(row) + column);
     });
     team_.share(rank, n, [&](int64_t row) { place(rank, index, row, step.out_loc[row], pool); });
-    int64_t num_items = int64_t(blocks_.size()) * num_kv_heads;
+  }
+
+  // What is left of the step from here on: the rows kept, side by side.
+  void keep(int rank, const Step& step) {
+    team_.share(rank, 1, [&](int64_t) {
+      for (int64_t i = 0; i < int64_t(step.kept.size()); i++) {
+        int64_t row = step.kept[i];
+        if (row == i) continue;
+        std::memcpy(residual(i), residual(row), shape_.hidden_size * sizeof(float));
+        std::memcpy(qkv_.row(i), qkv_.row(row), shape_.query_width() * sizeof(typename T::Activation));
+      }
+    });
+  }
+
+  // x += attention, of n rows in these blocks.
+  void attend(int rank, int64_t index, const Step& step, const Pool<T>& pool, const std::vector<QueryBlock>& blocks, int64_t n) {
+    int64_t num_kv_heads = shape_.num_kv_heads, group_width = shape_.query_width() / num_kv_heads;
+    int64_t num_items = int64_t(blocks.size()) * num_kv_heads;
     auto cells = [&](int64_t item) -> Cells<T> {
       if (item == num_items) return {};
-      const Segment& segment = step.segments[blocks_[item / num_kv_heads].segment];
+      const Segment& segment = step.segments[blocks[item / num_kv_heads].segment];
       return {pool.head(index, item % num_kv_heads), segment.cells, segment.start + segment.length};
     };
     team_.share(rank, num_items, [&](int64_t item) {
-      const QueryBlock& block = blocks_[item / num_kv_heads];
-      int64_t row = step.segments[block.segment].row, column = item % num_kv_heads * group_width;
+      const QueryBlock& block = blocks[item / num_kv_heads];
+      int64_t row = block.row - block.first, column = item % num_kv_heads * group_width;
       attenders_[rank].attend(
           step.segments[block.segment], block.first, block.count, cells(item), cells(item + 1),
           [&](int64_t token) { return qkv_.row(row + token) + column; },
           [&](int64_t token) { return attended_.row(row + token) + column; });
     });
-    add(rank, layer.out, attended_, n);
+    add(rank, layers_[index].out, attended_, n);
   }
 
   // A row's queries and keys normed and turned; its keys and values into the pool.
@@ -195,7 +204,7 @@ class Decoder {
   // x += mlp(norm(x)). Source: SwiGLU (arXiv 2002.05202).
   void transform(int rank, const Layer& layer, int64_t n) {
     constexpr int64_t kHalf = kColumns / 2;
-    team_.share(rank, n, [&](int64_t row) { norm_row(rank, row, layer.mlp_norm, row); });
+    team_.share(rank, n, [&](int64_t row) { norm_row(rank, row, layer.mlp_norm, normed_, row); });
     products_.multiply(rank, layer.gate_up, normed_, n, [&](int64_t row, int64_t column, float* sums) {
       for (int64_t c = 0; c < kHalf; c += kLanes)
         store(sums + c, silu(load<Floats>(sums + c)) * load<Floats>(sums + kHalf + c));
@@ -215,42 +224,8 @@ class Decoder {
   }
 
   void choose(int rank, const Asked& asked) {
-    if (asked.count == 0) return;
-    std::fill(best_[rank].begin(), best_[rank].end(), Best{-std::numeric_limits<float>::infinity(), 0});
-    team_.share(rank, asked.count, [&](int64_t i) { norm_row(rank, asked.rows[i], ends_.norm, i); });
-    products_.multiply(rank, ends_.head, normed_, asked.count, [&](int64_t row, int64_t column, const float* sums) {
-      int64_t count = std::min(kColumns, shape_.vocab_size - column);
-      look(sums, column, count, best_[rank][row]);
-      if (asked.kept[row] >= 0) std::copy_n(sums, count, asked.logits + asked.kept[row] * shape_.vocab_size + column);
-    });
+    chooser_.choose(rank, asked, [&](int64_t row, Rows<T>& rows, int64_t to) { norm_row(rank, row, ends_.norm, rows, to); });
   }
-
-  // Logits of neighbouring tokens from `column` on, of which the last few may be nobody's.
-  static void look(const float* logits, int64_t column, int64_t count, Best& best) {
-    Ints any = {};
-    for (int64_t c = 0; c < kColumns; c += kLanes) any |= load<Floats>(logits + c) >= splat(best.logit);
-    if (lanes_of(any) == 0) return;
-    float top = best.logit;
-    for (int64_t c = 0; c < count; c++) top = logits[c] > top ? logits[c] : top;
-    // Blocks don't come in ascending order: an equal logit before the best so far replaces it.
-    bool better = top > best.logit;
-    for (int64_t c = 0; c < count; c++)
-      if (logits[c] == top && (better || column + c < best.token)) {
-        best = {top, int32_t(column + c)};
-        return;
-      }
-  }
-
-  void merge(const Asked& asked) {
-    for (int64_t row = 0; row < asked.count; row++) {
-      Best best = best_[0][row];
-      for (const std::vector<Best>& found : best_)
-        if (found[row].logit > best.logit || (found[row].logit == best.logit && found[row].token < best.token))
-          best = found[row];
-      asked.tokens[row] = best.token;
-    }
-  }
-
 
   // Whole blocks are what nearly all calls are of: the compiler makes straight lines of them.
   static void put(const float* sums, int64_t count, typename T::Activation* to) {
@@ -263,14 +238,14 @@ class Decoder {
   const std::vector<Layer> layers_;
   const Ends ends_;
   Team& team_;
-  int64_t num_rows_ = 0;
   Buffer<float> residual_, cos_, sin_;  // [rows] of hidden_size, of head_dim / 2
   Rows<T> normed_, qkv_, attended_, gated_;
   Products<T> products_;
-  std::vector<QueryBlock> blocks_;
-  std::vector<Attender<T>> attenders_;    // a rank's each, as are these:
-  std::vector<std::vector<Best>> best_;   // [rows asked for]
-  std::vector<Buffer<float>> floats_;     // a row, or a head of it
+  Chooser<T> chooser_;
+  std::vector<int32_t> every_row_;
+  std::vector<QueryBlock> blocks_, kept_blocks_;
+  std::vector<Attender<T>> attenders_;     // a rank's each, as are these:
+  std::vector<Buffer<float>> floats_;      // a row, or a head of it
   std::vector<Buffer<Element>> elements_;  // a key and a value
 };
 

@@ -102,6 +102,25 @@ void pack_quantized(TensorView weight, String stored, int64_t first, TensorView 
   is_bfloat16(weight) ? plain(BFloat16()) : plain(Float32());
 }
 
+// head: packed, int32 [blocks, words, 32], of bfloat16 or float32 [columns, in_features]. screen: int32 [blocks, groups, words of a
+// group]; norms, errors: float32 [blocks, 32] (choosing.h).
+void make_screen(TensorView head, bool bfloat16, int64_t in_features, TensorView screen, TensorView norms, TensorView errors,
+                 int64_t num_threads) {
+  int64_t num_blocks = head.size(0), words = bfloat16 ? words_of<BFloat16>(in_features) : in_features;
+  check(head.ndim() == 3 && head.IsContiguous() && head.size(1) == words && head.size(2) == kColumns && screen.ndim() == 3 &&
+            screen.IsContiguous() && screen.size(0) == num_blocks && is_packed_as<Int8>(screen, in_features),
+        "head and screen must be packed, of as many columns");
+  for (TensorView bound : {norms, errors})
+    check(is_float32(bound) && bound.IsContiguous() && bound.numel() == num_blocks * kColumns, "norms and errors must be float32 [blocks, 32]");
+  int64_t num_groups = screen.size(1);
+  shared_rows(0, num_blocks * kColumns, num_threads, [&](int64_t row, int64_t) {
+    auto* from = (const uint32_t*)head.data_ptr() + row * words;
+    auto* to = (Int8::Group*)screen.data_ptr() + row / kColumns * num_groups;
+    (bfloat16 ? screen_block<BFloat16> : screen_block<Float32>)(from, in_features, to, (float*)norms.data_ptr() + row,
+                                                                (float*)errors.data_ptr() + row);
+  });
+}
+
 void linear(TensorView x, TensorView packed, TensorView bias, TensorView out, int64_t num_threads) {
   check(x.ndim() == 2 && out.ndim() == 2 && x.size(0) == out.size(0) && x.IsContiguous() && out.IsContiguous() &&
             x.dtype() == out.dtype(),
@@ -130,6 +149,7 @@ Map<String, Function> make_decoder(bool bfloat16, Map<String, double> shape, Ten
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(pack, tandem::pack);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(pack_quantized, tandem::pack_quantized);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(make_screen, tandem::make_screen);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(use_large_pages, tandem::use_large_pages);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(linear, tandem::linear);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(draw, tandem::draw_alone);

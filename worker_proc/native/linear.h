@@ -25,24 +25,30 @@ inline int64_t evenly(int64_t num_rows, int64_t most) {
   return num_rows <= most ? most : divided_up(num_rows, divided_up(num_rows, most));
 }
 
-// Within a team's `run`: x Wᵀ + b of num_rows rows, 32 columns at a time: finish(row, column, sums), where sums[32] are
-// the columns from `column` on, of which those past out_features are nobody's. Each weight comes from memory once per block of
-// rows.
+// One packed block of a matrix times num_rows rows, at most kBlockRows: finish(row, column, sums), where sums[32] are the columns
+// from `column` on, of which those past out_features are nobody's.
+template <class T, class Finish>
+void multiply_block(const Matrix& weight, int64_t block, RowWords x, int64_t num_rows, Finish&& finish) {
+  int64_t words = words_of<T>(weight.in_features), column = block * kColumns;
+  float bias[kColumns] = {};
+  if (weight.bias != nullptr) std::copy_n(weight.bias + column, std::min(kColumns, weight.out_features - column), bias);
+  block_product<T>(weight.packed + block * words * kColumns, words, x, num_rows, [&](int64_t row, float* sums) {
+    if (weight.bias != nullptr)
+      for (int c = 0; c < kColumns; c++) sums[c] += bias[c];
+    finish(row, column, sums);
+  });
+}
+
+// Within a team's `run`: x Wᵀ + b of num_rows rows, a block at a time, as multiply_block. Each weight comes from memory once per
+// block of rows.
 template <class T, class Finish>
 void multiply(Team& team, int rank, const Matrix& weight, RowWords x, int64_t num_rows, Finish&& finish) {
   int64_t words = words_of<T>(weight.in_features), num_blocks = divided_up(weight.out_features, kColumns);
   int64_t block_rows = evenly(num_rows, std::clamp<int64_t>(kRowBlockBytes / (words * T::kParts * 4), kMaxRows, kBlockRows));
   team.share(rank, divided_up(num_rows, block_rows) * num_blocks, [&](int64_t item) {
-    int64_t first = item / num_blocks * block_rows, block = item % num_blocks, column = block * kColumns;
-    float bias[kColumns] = {};
-    if (weight.bias != nullptr)
-      std::copy_n(weight.bias + column, std::min(kColumns, weight.out_features - column), bias);
-    block_product<T>(weight.packed + block * words * kColumns, words, {x.words + first * x.stride, x.stride},
-                     std::min(block_rows, num_rows - first), [&](int64_t row, float* sums) {
-                       if (weight.bias != nullptr)
-                         for (int c = 0; c < kColumns; c++) sums[c] += bias[c];
-                       finish(first + row, column, sums);
-                     });
+    int64_t first = item / num_blocks * block_rows;
+    multiply_block<T>(weight, item % num_blocks, {x.words + first * x.stride, x.stride}, std::min(block_rows, num_rows - first),
+                      [&](int64_t row, int64_t column, float* sums) { finish(first + row, column, sums); });
   });
 }
 

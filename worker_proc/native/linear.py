@@ -5,6 +5,7 @@ quantized [blocks of 32 rows, groups, words of a group] (quantized.h).
 import itertools
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from tvm_ffi import Module
@@ -29,6 +30,16 @@ bytes; Q4_K in the mean of its blocks), and the words of a packed group of 32 co
 """
 
 _CHUNK_BYTES = 64 << 20
+
+
+class Screen(NamedTuple):
+    """A head in 8 bits, packed, and what bounds its error: norms of its columns, and of what
+    rounding has changed of them, both float32 [blocks, 32] (choosing.h).
+    """
+
+    weights: torch.Tensor
+    norms: torch.Tensor
+    errors: torch.Tensor
 
 
 class Packer:
@@ -60,6 +71,16 @@ class Packer:
                 part.contiguous(), stored, first, packed, self._num_threads
             )
         return packed
+
+    def screen(self, head: torch.Tensor, in_features: int, dtype: torch.dtype) -> Screen:
+        """Of a head [n, in_features] of bfloat16 or float32 that `pack` has packed."""
+        units, words = _GROUPS[INT8]
+        weights = self._take((len(head), -(-in_features // units), words))
+        norms, errors = torch.empty((2, len(head), COLUMNS), dtype=torch.float32)
+        self._kernels.make_screen(
+            head, dtype == torch.bfloat16, in_features, weights, norms, errors, self._num_threads
+        )
+        return Screen(weights, norms, errors)
 
     def _room(
         self, parts: Sequence[torch.Tensor], block: tuple[int, int]

@@ -61,6 +61,13 @@ class Model {
     Ends e = {};
     if (ends.count("embedding")) e.embedding = matrix(ends, "embedding", shape_.vocab_size, hidden);
     e.head = matrix(ends, "head", shape_.vocab_size, hidden);
+    if (ends.count("screen")) {
+      int64_t columns = divided_up(shape_.vocab_size, kColumns) * kColumns;
+      e.screen = {matrix(ends, "screen", shape_.vocab_size, hidden), floats(ends, "screen_norms", columns),
+                  floats(ends, "screen_errors", columns)};
+      check(e.screen.weights.format == Format::kInt8 && e.head.format == Format::kPlain && e.head.bias == nullptr,
+            "only a plain head without a bias has a screen, of 8 bits");
+    }
     e.norm = floats(ends, "norm", hidden);
     e.frequencies = floats(ends, "frequencies", shape_.head_dim / 2);
     e.magnitude = float(shape.at("rope_magnitude"));
@@ -68,9 +75,10 @@ class Model {
   }
 
   // segments: int32 [4, s], the slots, starts, lengths and first rows. tokens: int32 [3, n], ids, positions and out_loc.
-  // sampled: int32 [3, r]: rows, the logits' rows they are kept in (or -1), and room for the tokens.
+  // sampled: int32 [3, r]: rows, the logits' rows they are kept in (or -1), and room for the tokens. every_row: whether `answer`
+  // may be asked for any row afterwards, and not only for those.
   void run(TensorView segments, TensorView tokens, TensorView page_table, int64_t page_size, TensorView keys,
-           TensorView values, TensorView sampled, TensorView logits) {
+           TensorView values, TensorView sampled, TensorView logits, bool every_row) {
     check(segments.ndim() == 2 && tokens.ndim() == 2 && page_table.ndim() == 2, "the step's arrays have the wrong shapes");
     int64_t s = segments.size(1), n = tokens.size(1), num_pages = page_table.size(1);
     const int32_t* seg = int32s(segments, 4 * s, "segments must be int32 [4, s]");
@@ -81,15 +89,17 @@ class Model {
       check(0 <= token[i] && token[i] < shape_.vocab_size, "a token id is not in the vocabulary");
       check(0 <= token[2 * n + i] && token[2 * n + i] < pool.num_cells(), "an out_loc is not in the pool");
     }
-    Step step = {n, token, token + n, token + 2 * n, {}};
+    Step step = {n, token, token + n, token + 2 * n, {}, kept(sampled, n, every_row)};
     cells_.clear();
     std::vector<int64_t> places;
+    int64_t next = 0;
     for (int64_t i = 0; i < s; i++) {
       places.push_back(int64_t(cells_.size()));
       int64_t slot = seg[i], end = seg[s + i] + seg[2 * s + i], row = seg[3 * s + i];
       check(0 <= slot && slot < page_table.size(0) && 0 <= seg[s + i] && 0 < seg[2 * s + i] && end <= num_pages * page_size &&
-                0 <= row && row + seg[2 * s + i] <= n,
-            "a segment is not within its slot or the step");
+                row == next && row + seg[2 * s + i] <= n,
+            "a segment is not within its slot or the step, or doesn't follow the one before");
+      next = row + seg[2 * s + i];
       for (int64_t page = 0; page * page_size < end; page++) {
         int64_t first = int64_t(table[slot * num_pages + page]) * page_size;
         check(0 <= first && first + page_size <= pool.num_cells(), "a page is not in the pool");
@@ -99,11 +109,12 @@ class Model {
     }
     for (int64_t i = 0; i < s; i++)
       step.segments.push_back({seg[3 * s + i], seg[s + i], seg[2 * s + i], cells_.data() + places[i]});
-    decoder_->run(step, pool, asked(sampled, logits, n));
+    kept_ = step.kept;
+    decoder_->run(step, pool, asked(sampled, logits));
   }
 
-  // As run's last two, for any rows of the last step.
-  void answer(TensorView sampled, TensorView logits) { decoder_->answer(asked(sampled, logits, decoder_->num_rows())); }
+  // As run's last two, for any rows that the last step has kept.
+  void answer(TensorView sampled, TensorView logits) { decoder_->answer(asked(sampled, logits)); }
 
   void draw(TensorView logits, TensorView choices, TensorView tokens) { draw_with(team_, drawers_, logits, choices, tokens); }
 
@@ -133,16 +144,38 @@ class Model {
     return {(uint32_t*)keys.data_ptr(), (uint32_t*)values.data_ptr(), keys.size(1), keys.size(2), shape_.head_dim, tiled};
   }
 
-  Asked asked(TensorView sampled, TensorView logits, int64_t num_rows) {
-    check(sampled.ndim() == 2 && logits.ndim() == 2 && logits.size(1) == shape_.vocab_size && is_float32(logits) &&
-              logits.IsContiguous(),
+  static const int32_t* rows_of(TensorView sampled) {
+    check(sampled.ndim() == 2, "sampled must be int32 [3, r]");
+    return int32s(sampled, 3 * sampled.size(1), "sampled must be int32 [3, r]");
+  }
+
+  // The step's rows that are asked for, or all n, ascending.
+  static std::vector<int32_t> kept(TensorView sampled, int64_t n, bool every_row) {
+    const int32_t* rows = rows_of(sampled);
+    std::vector<int32_t> found(rows, rows + sampled.size(1));
+    for (int32_t row : found) check(0 <= row && row < n, "a sampled row is not in the step");
+    if (every_row) {
+      found.resize(n);
+      std::iota(found.begin(), found.end(), 0);
+    }
+    std::sort(found.begin(), found.end());
+    found.erase(std::unique(found.begin(), found.end()), found.end());
+    return found;
+  }
+
+  Asked asked(TensorView sampled, TensorView logits) {
+    check(logits.ndim() == 2 && logits.size(1) == shape_.vocab_size && is_float32(logits) && logits.IsContiguous(),
           "logits must be float32 [kept, vocab_size]");
     int64_t r = sampled.size(1);
-    const int32_t* rows = int32s(sampled, 3 * r, "sampled must be int32 [3, r]");
-    for (int64_t i = 0; i < r; i++)
-      check(0 <= rows[i] && rows[i] < num_rows && -1 <= rows[r + i] && rows[r + i] < logits.size(0),
-            "a sampled row is not in the step or its logits have no room");
-    return {r, rows, rows + r, (int32_t*)sampled.data_ptr() + 2 * r, (float*)logits.data_ptr()};
+    const int32_t* rows = rows_of(sampled);
+    places_.resize(r);
+    for (int64_t i = 0; i < r; i++) {
+      auto found = std::lower_bound(kept_.begin(), kept_.end(), rows[i]);
+      check(found != kept_.end() && *found == rows[i], "a sampled row was not kept of the step");
+      check(-1 <= rows[r + i] && rows[r + i] < logits.size(0), "a sampled row's logits have no room");
+      places_[i] = int32_t(found - kept_.begin());
+    }
+    return {r, places_.data(), rows + r, (int32_t*)sampled.data_ptr() + 2 * r, (float*)logits.data_ptr()};
   }
 
   Tensors ends_;  // these two keep the weights alive
@@ -150,6 +183,7 @@ class Model {
   Team team_;
   Shape shape_;
   std::vector<int32_t> cells_;
+  std::vector<int32_t> kept_, places_;  // rows of the last step; where those asked for stand among them
   std::vector<Drawer> drawers_;
   std::unique_ptr<Decoder<T>> decoder_;
 };
@@ -160,8 +194,8 @@ Map<String, Function> functions_of(Map<String, double> shape, Tensors ends, Arra
   Map<String, Function> functions;
   functions.Set("run", Function::FromTyped([model](TensorView segments, TensorView tokens, TensorView page_table,
                                                    int64_t page_size, TensorView keys, TensorView values,
-                                                   TensorView sampled, TensorView logits) {
-    model->run(segments, tokens, page_table, page_size, keys, values, sampled, logits);
+                                                   TensorView sampled, TensorView logits, bool every_row) {
+    model->run(segments, tokens, page_table, page_size, keys, values, sampled, logits, every_row);
   }));
   functions.Set("answer", Function::FromTyped([model](TensorView sampled, TensorView logits) {
     model->answer(sampled, logits);

@@ -94,31 +94,64 @@ void pack_blocks(const uint8_t* rows, int64_t first, int64_t num_rows, int64_t r
     }
 }
 
+// A group of weights to `bytes`, as Int8 stores them; returns its scale, a float16.
+inline uint16_t round_group(const float (&values)[Int8::kGroup], uint8_t (&bytes)[Int8::kGroup]) {
+  using Bytes = uint8_t __attribute__((vector_size(kLanes)));
+  float top = magnitude<Int8::kGroup>(values);
+  bool finite = top < std::numeric_limits<float>::infinity();
+  // What no number of 8 bits stands for makes the products NaN, as it would by itself.
+  uint16_t scale = narrow_half(finite ? top / 127.0f : std::numeric_limits<float>::quiet_NaN());
+  float factor = finite && scale ? 1.0f / widen_half(scale) : 0.0f;
+  for (int i = 0; i < Int8::kGroup; i += kLanes) {
+    // The scale was rounded, so that the largest may come out past 127.
+    Ints whole = finite ? rounded(load<Floats>(values + i), factor) : Ints{};
+    whole = whole > 127 ? Ints{} + 127 : whole < -127 ? Ints{} - 127 : whole;
+    store(bytes + i, __builtin_convertvector(whole + 128, Bytes));
+  }
+  return scale;
+}
+
 // As pack_blocks, of numbers of the format T, [num_rows][width].
 template <class T>
 void pack_plain(const typename T::Element* rows, int64_t first, int64_t num_rows, int64_t width, void* packed) {
-  using Q = Int8;
-  using Bytes = uint8_t __attribute__((vector_size(kLanes)));
-  int64_t num_groups = divided_up(width, Q::kGroup);
+  int64_t num_groups = divided_up(width, Int8::kGroup);
   for (int64_t r = first; r < first + num_rows; r++)
     for (int64_t g = 0; g < num_groups; g++) {
-      float values[Q::kGroup] = {};
-      widen<T>(rows + (r - first) * width + g * Q::kGroup, std::min<int64_t>(Q::kGroup, width - g * Q::kGroup), values);
-      float top = magnitude<Q::kGroup>(values);
-      bool finite = top < std::numeric_limits<float>::infinity();
-      // What no number of 8 bits stands for makes the products NaN, as it would by itself.
-      uint16_t scale = narrow_half(finite ? top / 127.0f : std::numeric_limits<float>::quiet_NaN());
-      float factor = finite && scale ? 1.0f / widen_half(scale) : 0.0f;
-      if (!finite) std::fill_n(values, Q::kGroup, 0.0f);
-      uint8_t bytes[Q::kGroup];
-      for (int i = 0; i < Q::kGroup; i += kLanes) {
-        // The scale was rounded, so that the largest may come out past 127.
-        Ints whole = rounded(load<Floats>(values + i), factor);
-        whole = whole > 127 ? Ints{} + 127 : whole < -127 ? Ints{} - 127 : whole;
-        store(bytes + i, __builtin_convertvector(whole + 128, Bytes));
-      }
-      put<Q>(((typename Q::Group*)packed)[r / kColumns * num_groups + g], r % kColumns, scale, 0, bytes);
+      float values[Int8::kGroup] = {};
+      widen<T>(rows + (r - first) * width + g * Int8::kGroup, std::min<int64_t>(Int8::kGroup, width - g * Int8::kGroup), values);
+      uint8_t bytes[Int8::kGroup];
+      uint16_t scale = round_group(values, bytes);
+      put<Int8>(((Int8::Group*)packed)[r / kColumns * num_groups + g], r % kColumns, scale, 0, bytes);
     }
+}
+
+// A packed block of the format T to one of Int8: its Screen (choosing.h). norms, errors: of its columns.
+template <class T>
+void screen_block(const uint32_t* packed, int64_t width, Int8::Group* to, float* norms, float* errors) {
+  constexpr int64_t kGroupWords = Int8::kGroup / T::kPerWord;
+  constexpr float kEnough = 1.001f;  // for what the sums are rounded by
+  int64_t words = words_of<T>(width);
+  for (int64_t column = 0; column < kColumns; column++) {
+    Floats all = {}, lost = {};
+    for (int64_t k = 0, g = 0; k < words; k += kGroupWords, g++) {
+      uint32_t own[kGroupWords] = {};
+      for (int64_t i = 0; i < std::min(kGroupWords, words - k); i++) own[i] = packed[(k + i) * kColumns + column];
+      float values[Int8::kGroup];
+      widen<T>((const typename T::Element*)own, Int8::kGroup, values);
+      uint8_t bytes[Int8::kGroup];
+      uint16_t scale = round_group(values, bytes);
+      put<Int8>(to[g], column, scale, 0, bytes);
+      for (int64_t i = 0; i < Int8::kGroup; i += kLanes) {
+        using Bytes = uint8_t __attribute__((vector_size(kLanes)));
+        Floats value = load<Floats>(values + i);
+        Floats rest = value - __builtin_convertvector(__builtin_convertvector(load<Bytes>(bytes + i), Ints) - 128, Floats) * widen_half(scale);
+        all += value * value;
+        lost += rest * rest;
+      }
+    }
+    norms[column] = std::sqrt(sum(all)) * kEnough;
+    errors[column] = std::sqrt(sum(lost)) * kEnough;
+  }
 }
 
 // Row `index` of a packed matrix in numbers, [width].
