@@ -68,7 +68,7 @@ void pack(TensorView weight, int64_t first, TensorView packed, int64_t num_threa
 }
 
 // A matrix quantized, or repacked where it is already, into the columns [first, first + rows) of packed: int32 [blocks, groups,
-// words of a group]. weight: [rows, in_features] where `stored` is "plain"; else uint8 [rows, bytes of a row], in blocks of that
+// words of a group], or [blocks, 1, words of a block] where columns have the scales. weight: [rows, in_features] where `stored` is "plain"; else uint8 [rows, bytes of a row], in blocks of that
 // type of GGUF's.
 void pack_quantized(TensorView weight, String stored, int64_t first, TensorView packed, int64_t num_threads) {
   check(weight.ndim() == 2 && weight.IsContiguous(), "the weight must be a contiguous matrix");
@@ -102,8 +102,8 @@ void pack_quantized(TensorView weight, String stored, int64_t first, TensorView 
   is_bfloat16(weight) ? plain(BFloat16()) : plain(Float32());
 }
 
-// head: packed, int32 [blocks, words, 32], of bfloat16 or float32 [columns, in_features]. screen: int32 [blocks, groups, words of a
-// group]; norms, errors: float32 [blocks, 32] (choosing.h).
+// head: packed, int32 [blocks, words, 32], of bfloat16 or float32 [columns, in_features]. screen: int32 [blocks, 1, words of a block];
+// norms, errors: float32 [blocks, 32] (choosing.h).
 void make_screen(TensorView head, bool bfloat16, int64_t in_features, TensorView screen, TensorView norms, TensorView errors,
                  int64_t num_threads) {
   int64_t num_blocks = head.size(0), words = bfloat16 ? words_of<BFloat16>(in_features) : in_features;
@@ -112,10 +112,9 @@ void make_screen(TensorView head, bool bfloat16, int64_t in_features, TensorView
         "head and screen must be packed, of as many columns");
   for (TensorView bound : {norms, errors})
     check(is_float32(bound) && bound.IsContiguous() && bound.numel() == num_blocks * kColumns, "norms and errors must be float32 [blocks, 32]");
-  int64_t num_groups = screen.size(1);
   shared_rows(0, num_blocks * kColumns, num_threads, [&](int64_t row, int64_t) {
     auto* from = (const uint32_t*)head.data_ptr() + row * words;
-    auto* to = (Int8::Group*)screen.data_ptr() + row / kColumns * num_groups;
+    auto* to = Int8::block(screen.data_ptr(), row / kColumns, divided_up(in_features, Int8::kGroup));
     (bfloat16 ? screen_block<BFloat16> : screen_block<Float32>)(from, in_features, to, (float*)norms.data_ptr() + row,
                                                                 (float*)errors.data_ptr() + row);
   });

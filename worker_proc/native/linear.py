@@ -1,5 +1,6 @@
 """Weights in the kernels' packed layout: int32 [blocks of 32 rows, words, 32] (product.h), or
-quantized [blocks of 32 rows, groups, words of a group] (quantized.h).
+quantized [blocks of 32 rows, groups, words of a group], with one scale for each of 32 columns
+[blocks of 32 rows, 1, words of a block] (quantized.h).
 """
 
 import itertools
@@ -19,14 +20,13 @@ INT8 = "plain"
 """What `Packer.quantized` calls numbers that aren't quantized yet."""
 
 _GROUPS = {
-    INT8: (64, 528),
     "Q8_0": (34, 272),
     "Q4_0": (18, 144),
     "Q4_1": (20, 160),
     "Q4_K": (18, 160),
 }
-"""By how a matrix is stored: what a row has per group (numbers where they aren't quantized, else
-bytes; Q4_K in the mean of its blocks), and the words of a packed group of 32 columns.
+"""By how a matrix is stored: what a row has per group (bytes; Q4_K in the mean of its blocks), and
+the words of a packed group of 32 columns.
 """
 
 _CHUNK_BYTES = 64 << 20
@@ -64,8 +64,13 @@ class Packer:
         stored: INT8, then parts are [n, in_features] of one dtype; or one of GGUF's types, then
         they are uint8 [n, bytes of a row].
         """
-        units, words = _GROUPS[stored]
-        packed, firsts = self._room(parts, (-(-parts[0].shape[1] // units), words))
+        width = parts[0].shape[1]
+        if stored == INT8:
+            block = _int8_block(width)
+        else:
+            units, words = _GROUPS[stored]
+            block = (-(-width // units), words)
+        packed, firsts = self._room(parts, block)
         for part, first in zip(parts, firsts, strict=True):
             self._kernels.pack_quantized(
                 part.contiguous(), stored, first, packed, self._num_threads
@@ -74,8 +79,7 @@ class Packer:
 
     def screen(self, head: torch.Tensor, in_features: int, dtype: torch.dtype) -> Screen:
         """Of a head [n, in_features] of bfloat16 or float32 that `pack` has packed."""
-        units, words = _GROUPS[INT8]
-        weights = self._take((len(head), -(-in_features // units), words))
+        weights = self._take((len(head), *_int8_block(in_features)))
         norms, errors = torch.empty((2, len(head), COLUMNS), dtype=torch.float32)
         self._kernels.make_screen(
             head, dtype == torch.bfloat16, in_features, weights, norms, errors, self._num_threads
@@ -99,6 +103,11 @@ class Packer:
             self._free = large(self._kernels, (size_words,), torch.int32)
         taken, self._free = self._free[:size].view(shape), self._free[size:]
         return taken
+
+
+def _int8_block(in_features: int) -> tuple[int, int]:
+    """The shape of a packed block: groups of 64 numbers, then a scale for each column."""
+    return 1, COLUMNS * (-(-in_features // 64) * 16 + 1)
 
 
 def interleaved(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:

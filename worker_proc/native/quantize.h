@@ -6,6 +6,8 @@
 // Source: ggml's block formats (github.com/ggml-org/ggml, ggml-common.h).
 #pragma once
 
+#include <vector>
+
 #include "activations.h"
 
 namespace tandem {
@@ -22,9 +24,7 @@ inline uint16_t narrow_half(float value) {
 
 // One column's part of a group: its `bytes` are k in order for 8 bits; for 4, byte i is k = i and, in its upper half, i + 16.
 template <class Q>
-void put(typename Q::Group& group, int64_t column, uint16_t scale, uint16_t least, const uint8_t* bytes) {
-  group.scales[column] = scale;
-  if constexpr (Q::kLeast) group.least[column] = least;
+void put(typename Q::Group& group, int64_t column, const uint8_t* bytes) {
   for (int i = 0; i < Q::kWords; i++) std::memcpy(&group.words[i][column], bytes + 4 * i, 4);
 }
 
@@ -86,71 +86,88 @@ void pack_blocks(const uint8_t* rows, int64_t first, int64_t num_rows, int64_t r
   int64_t num_blocks = row_bytes / Stored::kBytes, num_groups = num_blocks * Stored::kGroups;
   for (int64_t block = 0; block < num_blocks; block++)
     for (int64_t r = first; r < first + num_rows; r++) {
-      auto* groups = (typename Q::Group*)packed + r / kColumns * num_groups + block * Stored::kGroups;
+      auto* groups = Q::block(packed, r / kColumns, num_groups) + block * Stored::kGroups;
       Stored::read(rows + (r - first) * row_bytes + block * Stored::kBytes,
                    [&](int g, uint16_t scale, uint16_t least, const uint8_t* bytes) {
-                     put<Q>(groups[g], r % kColumns, scale, least, bytes);
+                     groups[g].scales[r % kColumns] = scale;
+                     if constexpr (Q::kLeast) groups[g].least[r % kColumns] = least;
+                     put<Q>(groups[g], r % kColumns, bytes);
                    });
     }
 }
 
-// A group of weights to `bytes`, as Int8 stores them; returns its scale, a float16.
-inline uint16_t round_group(const float (&values)[Int8::kGroup], uint8_t (&bytes)[Int8::kGroup]) {
-  using Bytes = uint8_t __attribute__((vector_size(kLanes)));
-  float top = magnitude<Int8::kGroup>(values);
-  bool finite = top < std::numeric_limits<float>::infinity();
-  // What no number of 8 bits stands for makes the products NaN, as it would by itself.
-  uint16_t scale = narrow_half(finite ? top / 127.0f : std::numeric_limits<float>::quiet_NaN());
-  float factor = finite && scale ? 1.0f / widen_half(scale) : 0.0f;
-  for (int i = 0; i < Int8::kGroup; i += kLanes) {
-    // The scale was rounded, so that the largest may come out past 127.
-    Ints whole = finite ? rounded(load<Floats>(values + i), factor) : Ints{};
-    whole = whole > 127 ? Ints{} + 127 : whole < -127 ? Ints{} - 127 : whole;
-    store(bytes + i, __builtin_convertvector(whole + 128, Bytes));
+// One column of Int8 weights, in the room of one thread.
+class Column {
+ public:
+  explicit Column(int64_t width) : num_groups_(divided_up(width, Int8::kGroup)) {
+    values_.assign(num_groups_ * Int8::kGroup);
+    bytes_.assign(num_groups_ * Int8::kGroup);
   }
-  return scale;
-}
+
+  // [width], to be filled; zero past that.
+  float* values() { return values_.data(); }
+
+  // Rounds them to steps of 1/127 of the largest, into their place in a packed block.
+  void put(Int8::Group* block, int64_t column) {
+    float top = 0;
+    for (int64_t g = 0; g < num_groups_; g++) {
+      float other = magnitude<Int8::kGroup>(values() + g * Int8::kGroup);
+      top = other <= top ? top : other;  // a NaN is the largest of all
+    }
+    // What no number of 8 bits stands for makes the products NaN, as it would by itself.
+    bool finite = top < std::numeric_limits<float>::infinity();
+    scale_ = finite ? top / 127.0f : std::numeric_limits<float>::quiet_NaN();
+    Int8::column_scales(block, num_groups_)[column] = scale_;
+    for (int64_t i = 0; i < num_groups_ * Int8::kGroup; i += kLanes) {
+      Ints whole = finite ? rounded(load<Floats>(values() + i), steps(top)) : Ints{};
+      store(bytes_.data() + i, __builtin_convertvector(whole + 128, Bytes));
+    }
+    for (int64_t g = 0; g < num_groups_; g++) tandem::put<Int8>(block[g], column, bytes_.data() + g * Int8::kGroup);
+  }
+
+  // The norm of the values, and of what `put` has changed them by: not less than these are.
+  void norms(float& all, float& lost) const {
+    constexpr float kEnough = 1.001f;  // for what the sums are rounded by
+    Floats squares = {}, rests = {};
+    for (int64_t i = 0; i < num_groups_ * Int8::kGroup; i += kLanes) {
+      Floats value = load<Floats>(values_.data() + i);
+      Floats rest = value - __builtin_convertvector(__builtin_convertvector(load<Bytes>(bytes_.data() + i), Ints) - 128, Floats) * scale_;
+      squares += value * value;
+      rests += rest * rest;
+    }
+    all = std::sqrt(sum(squares)) * kEnough;
+    lost = std::sqrt(sum(rests)) * kEnough;
+  }
+
+ private:
+  using Bytes = uint8_t __attribute__((vector_size(kLanes)));
+
+  int64_t num_groups_;
+  Buffer<float> values_;
+  Buffer<uint8_t> bytes_;
+  float scale_ = 0;
+};
 
 // As pack_blocks, of numbers of the format T, [num_rows][width].
 template <class T>
 void pack_plain(const typename T::Element* rows, int64_t first, int64_t num_rows, int64_t width, void* packed) {
-  int64_t num_groups = divided_up(width, Int8::kGroup);
-  for (int64_t r = first; r < first + num_rows; r++)
-    for (int64_t g = 0; g < num_groups; g++) {
-      float values[Int8::kGroup] = {};
-      widen<T>(rows + (r - first) * width + g * Int8::kGroup, std::min<int64_t>(Int8::kGroup, width - g * Int8::kGroup), values);
-      uint8_t bytes[Int8::kGroup];
-      uint16_t scale = round_group(values, bytes);
-      put<Int8>(((Int8::Group*)packed)[r / kColumns * num_groups + g], r % kColumns, scale, 0, bytes);
-    }
+  Column column(width);
+  for (int64_t r = first; r < first + num_rows; r++) {
+    widen<T>(rows + (r - first) * width, width, column.values());
+    column.put(Int8::block(packed, r / kColumns, divided_up(width, Int8::kGroup)), r % kColumns);
+  }
 }
 
-// A packed block of the format T to one of Int8: its Screen (choosing.h). norms, errors: of its columns.
+// A packed block of the format T to one of Int8. norms, errors: of its columns, as Screen has them (choosing.h).
 template <class T>
 void screen_block(const uint32_t* packed, int64_t width, Int8::Group* to, float* norms, float* errors) {
-  constexpr int64_t kGroupWords = Int8::kGroup / T::kPerWord;
-  constexpr float kEnough = 1.001f;  // for what the sums are rounded by
-  int64_t words = words_of<T>(width);
-  for (int64_t column = 0; column < kColumns; column++) {
-    Floats all = {}, lost = {};
-    for (int64_t k = 0, g = 0; k < words; k += kGroupWords, g++) {
-      uint32_t own[kGroupWords] = {};
-      for (int64_t i = 0; i < std::min(kGroupWords, words - k); i++) own[i] = packed[(k + i) * kColumns + column];
-      float values[Int8::kGroup];
-      widen<T>((const typename T::Element*)own, Int8::kGroup, values);
-      uint8_t bytes[Int8::kGroup];
-      uint16_t scale = round_group(values, bytes);
-      put<Int8>(to[g], column, scale, 0, bytes);
-      for (int64_t i = 0; i < Int8::kGroup; i += kLanes) {
-        using Bytes = uint8_t __attribute__((vector_size(kLanes)));
-        Floats value = load<Floats>(values + i);
-        Floats rest = value - __builtin_convertvector(__builtin_convertvector(load<Bytes>(bytes + i), Ints) - 128, Floats) * widen_half(scale);
-        all += value * value;
-        lost += rest * rest;
-      }
-    }
-    norms[column] = std::sqrt(sum(all)) * kEnough;
-    errors[column] = std::sqrt(sum(lost)) * kEnough;
+  Column column(width);
+  std::vector<uint32_t> words(words_of<T>(width));
+  for (int64_t c = 0; c < kColumns; c++) {
+    for (int64_t k = 0; k < int64_t(words.size()); k++) words[k] = packed[k * kColumns + c];
+    widen<T>((const typename T::Element*)words.data(), width, column.values());
+    column.put(to, c);
+    column.norms(norms[c], errors[c]);
   }
 }
 
@@ -158,7 +175,7 @@ void screen_block(const uint32_t* packed, int64_t width, Int8::Group* to, float*
 template <class Q>
 void dequantize_row(const void* packed, int64_t index, int64_t width, float* to) {
   int64_t num_groups = divided_up(width, Q::kGroup), column = index % kColumns;
-  auto* groups = (const typename Q::Group*)packed + index / kColumns * num_groups;
+  auto* groups = Q::block(packed, index / kColumns, num_groups);
   for (int64_t k = 0; k < width; k++) {
     const typename Q::Group& group = groups[k / Q::kGroup];
     int64_t i = k % Q::kGroup;
@@ -166,7 +183,9 @@ void dequantize_row(const void* packed, int64_t index, int64_t width, float* to)
     int64_t at = high ? i - Q::kGroup / 2 : i;
     uint8_t byte = ((const uint8_t*)&group.words[at / 4][column])[at % 4];
     int stored = Q::kBits == 8 ? byte : high ? byte >> 4 : byte & 15;
-    float value = widen_half(group.scales[column]) * float(stored - Q::kOffset);
+    float value = float(stored - Q::kOffset);
+    if constexpr (Q::kGroupScales) value *= widen_half(group.scales[column]);
+    else value *= Q::column_scales(groups, num_groups)[column];
     if constexpr (Q::kLeast) value += widen_half(group.least[column]);
     to[k] = value;
   }

@@ -37,25 +37,30 @@ void quantized_tile(const typename Q::Group* weights, int64_t first, int64_t num
           for (int v = 0; v < kWide; v++) dots[r][v] = add_products(dots[r][v], quads[v], x[r]->words[quad * kXWords + part.value]);
       });
     };
+#pragma GCC unroll 4
     for (int turn = 0; turn < Q::kTurns; turn++) {
       ahead.ask();
+#pragma GCC unroll 4
       for (int i = turn * kTurnWords; i < (turn + 1) * kTurnWords; i++) {
         step(i, i, 0);
         if (Q::kBits == 4) step(i, i + Q::kWords, 4);
       }
     }
+    Floats scales[kWide], least[kWide];
 #pragma GCC unroll 2
     for (int v = 0; v < kWide; v++) {
-      Floats scales = widen_halves(group.scales + first + v * kLanes);
-#pragma GCC unroll 16
-      for (int r = 0; r < ROWS; r++)
-        found[r][v] += __builtin_convertvector(dots[r][v], Floats) * (scales * x[r]->scale);
-      if constexpr (Q::kLeast) {
-        Floats least = widen_halves(group.least + first + v * kLanes);
-#pragma GCC unroll 16
-        for (int r = 0; r < ROWS; r++) found[r][v] += least * x[r]->sum;
-      }
+      if constexpr (Q::kGroupScales) scales[v] = widen_halves(group.scales + first + v * kLanes);
+      if constexpr (Q::kLeast) least[v] = widen_halves(group.least + first + v * kLanes);
     }
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 2
+      for (int v = 0; v < kWide; v++) {
+        Floats dot = __builtin_convertvector(dots[r][v], Floats);
+        if constexpr (Q::kGroupScales) found[r][v] += dot * (scales[v] * x[r]->scale);
+        else found[r][v] += dot * x[r]->scale;
+        if constexpr (Q::kLeast) found[r][v] += least[v] * x[r]->sum;
+      }
   }
   shared_ahead = ahead;
 #pragma GCC unroll 16

@@ -1,13 +1,14 @@
 // Products with weights of 8 or 4 bits: 32 columns of them, times rows of activations quantized on the fly.
 //
-// Along k, weights and activations form groups. A group of a column has a scale (and, in some formats, a least value), a group of
-// a row of activations has a scale; within a group the products are summed up exactly, in whole numbers.
+// Along k, weights and activations form groups. A column has a scale, or each group of it has (and, in some formats, a least
+// value), a group of a row of activations has a scale; within a group the products are summed up exactly, in whole numbers.
 //
 // What a change must not break:
 // - A row is quantized by itself, and one element of the result is one chain of multiply-adds over groups 0, 1, 2, …: never
 //   split, never reordered by the number of rows. So a row's result is the same bits alone, in any batch, at any place in it and
 //   with any number of threads.
-// - Packed weights: [ceil(columns / 32)][groups] of a Group record; columns past the last one have a scale of zero.
+// - Packed weights: [ceil(columns / 32)] blocks, each of a Group record per group and then, where columns have scales, those; columns
+//   past the last one have scales of zero.
 #pragma once
 
 #if defined(__x86_64__)
@@ -20,13 +21,16 @@ namespace tandem {
 
 constexpr int kTurnWords = 4;  // of a column, per turn of the inner loop
 
-// BITS: of a weight. GROUP: how many k share a scale. LEAST: whether each group also has a least value.
+// BITS: of a weight. GROUP: how many k are summed up in whole numbers. SCALES: whose they are. LEAST: whether each group also has a
+// least value.
 //
 // A weight is scale · (stored - kOffset), or scale · stored + least; stored is not negative.
-template <int BITS, int GROUP, bool LEAST>
+enum class Scales { kOfColumns, kOfGroups };
+
+template <int BITS, int GROUP, Scales SCALES, bool LEAST>
 struct Quantized {
   static constexpr int kBits = BITS, kGroup = GROUP, kQuads = GROUP / 4;
-  static constexpr bool kLeast = LEAST;
+  static constexpr bool kGroupScales = SCALES == Scales::kOfGroups, kLeast = LEAST;
   static constexpr int kOffset = LEAST ? 0 : 1 << (BITS - 1);
   static constexpr int kWords = GROUP * BITS / 32;  // of a column
   static constexpr int kTurns = kWords / kTurnWords;
@@ -34,16 +38,31 @@ struct Quantized {
   // scales, least: float16. A word of 8-bit weights is four neighbouring k, the first in the low byte. Of 4-bit weights, the low
   // halves of its bytes are word i of 8-bit ones, the high halves word i + kWords.
   struct Group {
-    uint16_t scales[kColumns];
+    uint16_t scales[kGroupScales ? kColumns : 0];
     uint16_t least[LEAST ? kColumns : 0];
     uint32_t words[kWords][kColumns];
   };
+
+  static int64_t block_bytes(int64_t num_groups) {
+    return num_groups * int64_t(sizeof(Group)) + (kGroupScales ? 0 : kColumns * int64_t(sizeof(float)));
+  }
+  // Of a matrix's blocks.
+  static Group* block(void* packed, int64_t index, int64_t num_groups) {
+    return (Group*)((char*)packed + index * block_bytes(num_groups));
+  }
+  static const Group* block(const void* packed, int64_t index, int64_t num_groups) {
+    return block(const_cast<void*>(packed), index, num_groups);
+  }
+  // Of a block's columns, where they have some: float32.
+  static float* column_scales(Group* block, int64_t num_groups) { return (float*)(block + num_groups); }
+  static const float* column_scales(const Group* block, int64_t num_groups) { return (const float*)(block + num_groups); }
 };
 
-using Int8 = Quantized<8, 64, false>;      // what plain weights are quantized to
-using EightBits = Quantized<8, 32, false>;
-using FourBits = Quantized<4, 32, false>;
-using FourBitsLeast = Quantized<4, 32, true>;
+// What plain weights are quantized to.
+using Int8 = Quantized<8, 64, Scales::kOfColumns, false>;
+using EightBits = Quantized<8, 32, Scales::kOfGroups, false>;
+using FourBits = Quantized<4, 32, Scales::kOfGroups, false>;
+using FourBitsLeast = Quantized<4, 32, Scales::kOfGroups, true>;
 
 // format(Quantized<…>()) of the one that `format` names.
 template <class Use>
@@ -165,7 +184,13 @@ void quantized_block_product(const typename Q::Group* weights, int64_t num_group
         row += height;
       }
   }
-  for (int64_t row = 0; row < num_rows; row++) finish(row, sums[row]);
+  for (int64_t row = 0; row < num_rows; row++) {
+    if constexpr (!Q::kGroupScales) {
+      const float* scales = Q::column_scales(weights, num_groups);
+      for (int64_t c = 0; c < kColumns; c += kLanes) store(sums[row] + c, load<Floats>(sums[row] + c) * load<Floats>(scales + c));
+    }
+    finish(row, sums[row]);
+  }
 }
 
 inline void add_bias(const Matrix& weight, int64_t column, float* sums) {
@@ -181,7 +206,7 @@ void multiply_quantized(Team& team, int rank, const Matrix& weight, GroupRows x,
   int64_t block_rows = evenly(num_rows, std::clamp<int64_t>(kRowBlockBytes / x.stride, kQuantizedMaxRows, kBlockRows));
   team.share(rank, divided_up(num_rows, block_rows) * num_blocks, [&](int64_t item) {
     int64_t first = item / num_blocks * block_rows, block = item % num_blocks, column = block * kColumns;
-    auto* weights = (const typename Q::Group*)weight.packed + block * num_groups;
+    auto* weights = Q::block(weight.packed, block, num_groups);
     quantized_block_product<Q>(weights, num_groups, {x.groups + first * x.stride, x.stride},
                                std::min(block_rows, num_rows - first), [&](int64_t row, float* sums) {
                                  add_bias(weight, column, sums);

@@ -46,10 +46,11 @@ inline int64_t words_of_dtype(const TensorView& t, int64_t features) {
 
 template <class Q, class View>
 bool is_packed_as(const View& packed, int64_t width) {
-  return packed.size(1) == divided_up(width, Q::kGroup) && packed.size(2) * 4 == int64_t(sizeof(typename Q::Group));
+  int64_t num_groups = divided_up(width, Q::kGroup), records = Q::kGroupScales ? num_groups : 1;
+  return packed.size(1) == records && records * packed.size(2) * 4 == Q::block_bytes(num_groups);
 }
 
-// The format follows from the size of a packed group.
+// The format follows from the shape of a packed block.
 template <class T, class View>
 Matrix matrix_of(const View& packed, const float* bias, int64_t out_features, int64_t in_features, const char* name) {
   check(packed.ndim() == 3 && packed.IsContiguous() && packed.dtype().bits == 32 &&
