@@ -180,24 +180,29 @@ class Decoder {
   void place(int rank, int64_t index, int64_t row, int64_t cell, const Pool<T>& pool) {
     const Layer& layer = layers_[index];
     int64_t size = shape_.head_dim;
-    float* scratch = floats_[rank].data();
+    auto turned = [&](const auto* from, const float* weight, auto* to) {
+      if (size == 4 * kLanes) turn_in_registers<T, 4>(from, weight, shape_.eps, cos(row), sin(row), to);
+      else if (size == 8 * kLanes) turn_in_registers<T, 8>(from, weight, shape_.eps, cos(row), sin(row), to);
+      else turn<T>(from, weight, size, shape_.eps, cos(row), sin(row), floats_[rank].data(), to);
+    };
+    auto* queries = qkv_.row(row);
+    for (int64_t head = 0; head < shape_.num_heads; head++) turned(queries + head * size, layer.query_norm, queries + head * size);
+    const auto *keys = queries + shape_.query_width(), *values = keys + shape_.key_width();
     Element *key = elements_[rank].data(), *value = key + size;
-    auto* heads = qkv_.row(row);
-    const auto* values = heads + shape_.query_width() + shape_.key_width();
-    for (int64_t head = 0; head < shape_.num_heads + shape_.num_kv_heads; head++, heads += size) {
-      int64_t kv_head = head - shape_.num_heads;
-      const float* weight = kv_head >= 0 ? layer.key_norm : layer.query_norm;
-      widen<T>(heads, size, scratch);
-      if (weight != nullptr) norm(scratch, weight, size, shape_.eps, scratch);
-      rotate(scratch, size, cos(row), sin(row));
-      if (kv_head < 0) {
-        narrow<T>(scratch, size, heads);
-        continue;
-      }
-      narrow<T>(scratch, size, key);
-      widen<T>(values + kv_head * size, size, scratch);
-      narrow<T>(scratch, size, value);
-      pool.head(index, kv_head).put(cell, key, value);
+    for (int64_t head = 0; head < shape_.num_kv_heads; head++) {
+      turned(keys + head * size, layer.key_norm, key);
+      pool.head(index, head).put(cell, key, as_elements(values + head * size, floats_[rank].data(), value));
+    }
+  }
+
+  // A head's activations as the pool has them: as they are, or in `room`.
+  const Element* as_elements(const typename T::Activation* from, float* scratch, Element* room) const {
+    if constexpr (std::is_same_v<typename T::Activation, Element>) {
+      return from;
+    } else {
+      widen<T>(from, shape_.head_dim, scratch);
+      narrow<T>(scratch, shape_.head_dim, room);
+      return room;
     }
   }
 

@@ -127,4 +127,37 @@ inline void rotate(float* head, int64_t width, const float* cos, const float* si
       });
 }
 
+// What is done to a query or a key: normed if there is a weight, then rotated. to: elements or activations, and may be `from`.
+// scratch: [width].
+template <class T, class To>
+void turn(const typename T::Activation* from, const float* weight, int64_t width, float eps, const float* cos, const float* sin,
+          float* scratch, To* to) {
+  widen<T>(from, width, scratch);
+  if (weight != nullptr) norm(scratch, weight, width, eps, scratch);
+  rotate(scratch, width, cos, sin);
+  narrow<T>(scratch, width, to);
+}
+
+// The same of a head of COUNT registers, which stays in them: there are thousands of heads a step, and each is short.
+template <class T, int COUNT, class To>
+void turn_in_registers(const typename T::Activation* from, const float* weight, float eps, const float* cos, const float* sin, To* to) {
+  Floats x[COUNT];
+#pragma GCC unroll 8
+  for (int i = 0; i < COUNT; i++) x[i] = T::widen(from + i * kLanes);
+  if (weight != nullptr) {
+    Floats squares[2] = {};
+#pragma GCC unroll 8
+    for (int i = 0; i < COUNT; i++) squares[i % 2] += x[i] * x[i];
+    float scale = 1.0f / std::sqrt(sum(squares[0] + squares[1]) / float(COUNT * kLanes) + eps);
+#pragma GCC unroll 8
+    for (int i = 0; i < COUNT; i++) x[i] = x[i] * scale * load<Floats>(weight + i * kLanes);
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < COUNT / 2; i++) {
+    Floats a = x[i], b = x[i + COUNT / 2], c = load<Floats>(cos + i * kLanes), s = load<Floats>(sin + i * kLanes);
+    T::narrow(to + i * kLanes, a * c - b * s);
+    T::narrow(to + (i + COUNT / 2) * kLanes, b * c + a * s);
+  }
+}
+
 }  // namespace tandem
