@@ -240,14 +240,15 @@ struct QueryBlock {
 };
 
 // Those of the step's rows `kept`, which ascend, as the segments' rows do.
-inline std::vector<QueryBlock> query_blocks(const std::vector<Segment>& segments, const std::vector<int32_t>& kept, int64_t positions) {
+inline std::vector<QueryBlock> query_blocks(const std::vector<Segment>& segments, const std::vector<int32_t>& kept,
+                                            int64_t positions) {
   std::vector<QueryBlock> blocks;
   int64_t next = 0, num_kept = int64_t(kept.size());
   for (int64_t s = 0; s < int64_t(segments.size()); s++) {
     int64_t row = segments[s].row, end = row + segments[s].length;
     while (next < num_kept && kept[next] < end) {
-      int64_t count = 1;
-      while (count < positions && next + count < num_kept && kept[next + count] == kept[next] + count && kept[next] + count < end) count++;
+      int64_t count = 1, most = std::min(positions, std::min(num_kept - next, end - kept[next]));
+      while (count < most && kept[next + count] == kept[next] + count) count++;
       blocks.push_back({s, kept[next] - row, count, next});
       next += count;
     }

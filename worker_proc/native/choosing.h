@@ -7,13 +7,14 @@
 // What a change must not break:
 // - The token is the one that all the head's logits would give, to the last bit. With w and x as the head and the row have them,
 //   ŵ and x̂ as the screen has them, w·x - ŵ·x̂ = w·(x - x̂) + (w - ŵ)·x̂, which is at most |w| |x - x̂| + |w - ŵ| |x̂|
-//   (Cauchy-Schwarz); what both products are rounded by while they are summed up is bounded by |w| |x| (kSlack).
+//   (Cauchy-Schwarz). What both products are rounded by while they are summed up is at most a part of |w| |x| (`slack`).
 // - What is no number is below nothing: such tokens are left to the head.
 //
 // Source: bounds that leave few candidates for an exact search of the largest product are those of LEMP (Teflioudi, Gemulla,
 // Mykytiuk, SIGMOD 2015).
 #pragma once
 
+#include <numeric>
 #include <vector>
 
 #include "products.h"
@@ -39,7 +40,8 @@ template <class T>
 class Chooser {
  public:
   Chooser(const Matrix& head, const Screen& screen, Team& team)
-      : head_(head), screen_(screen), team_(team), products_(team), scratch_(team.size()), best_(team.size()), sieves_(team.size()) {}
+      : head_(head), screen_(screen), team_(team), products_(team), scratch_(team.size()), best_(team.size()),
+        sieves_(team.size()) {}
 
   void begin(const Asked& asked) {
     int64_t count = asked.count, width = head_.in_features;
@@ -54,13 +56,13 @@ class Chooser {
     products_.reserve(count, width);
     rounded_.reserve(count, width);
     roundings_.resize(count);
-    hard_.assign(count, false);
     for (Buffer<float>& scratch : scratch_) scratch.reserve(divided_up(width, Int8::kGroup) * Int8::kGroup);
     for (std::vector<Best>& best : best_) best.assign(count, Best{});
     for (std::vector<Sieve>& sieves : sieves_) {
       sieves.resize(count);
       for (Sieve& sieve : sieves) sieve.clear();
     }
+    left_.resize(count);
   }
 
   // Within the team's `run`, after `begin`. norm(row, to, index): that row of the step, normed, becomes row `index` of `to`.
@@ -101,6 +103,10 @@ class Chooser {
     float upper;
   };
 
+  struct Pair {
+    int64_t row, block;
+  };
+
   // What one rank knows of a row: some logit is at least `floor`, and blocks that may reach it.
   struct Sieve {
     float floor;
@@ -114,17 +120,15 @@ class Chooser {
 
   bool screened(const Asked& asked, int64_t i) const { return screen_.weights.packed != nullptr && asked.kept[i] < 0; }
 
-  // Blocks of a row beyond which the head as a whole is the shorter way.
-  int64_t most_open() const { return 8 + divided_up(head_.out_features, kColumns) / 32; }
-
   // The likeliest tokens of rows_ [first, last).
   void sift(int rank, int64_t first, int64_t last) {
     team_.share(rank, last - first, [&](int64_t i) { round(rank, first + i); });
     GroupRows rounded = rounded_.template groups<Int8>(head_.in_features);
     multiply_quantized<Int8>(team_, rank, screen_.weights, {rounded.groups + first * rounded.stride, rounded.stride}, last - first,
                              [&](int64_t i, int64_t column, float* sums) { put_aside(rank, first + i, column, sums); });
-    team_.share(rank, last - first, [&](int64_t i) { verify(rank, first + i); });
-    team_.share(rank, 1, [&](int64_t) { collect(first, last); });
+    team_.share(rank, last - first, [&](int64_t i) { leave(rank, first + i); });
+    team_.share(rank, 1, [&](int64_t) { divide(first, last); });
+    team_.share(rank, int64_t(pairs_.size()), [&](int64_t i) { look_at(rank, pairs_[i].row, pairs_[i].block); });
     if (hard_order_.empty()) return;
     products_.multiply(rank, head_, hard_rows_, int64_t(hard_order_.size()), [&](int64_t i, int64_t column, const float* sums) {
       look(sums, column, std::min(kColumns, head_.out_features - column), best_[rank][hard_order_[i]]);
@@ -160,38 +164,49 @@ class Chooser {
     sieve.open.push_back({column / kColumns, largest(upper)});
   }
 
-  void verify(int rank, int64_t row) {
+  // Of a row, the blocks that may still hold its likeliest token, once the one that promises most has been looked at.
+  void leave(int rank, int64_t row) {
     int64_t i = order_[row];
     float floor = -kInfinity;
     for (const std::vector<Sieve>& sieves : sieves_) floor = std::max(floor, sieves[i].floor);
-    std::vector<Open>& open = sieves_[rank][i].open;
+    std::vector<Open>& left = left_[row];
+    left.clear();
     for (const std::vector<Sieve>& sieves : sieves_)
-      if (&sieves != &sieves_[rank]) open.insert(open.end(), sieves[i].open.begin(), sieves[i].open.end());
-    std::erase_if(open, [&](const Open& block) { return block.upper < floor; });
-    if (int64_t(open.size()) > most_open()) {
-      hard_[row] = true;
-      return;
-    }
-    std::sort(open.begin(), open.end(), [](const Open& a, const Open& b) { return a.upper > b.upper; });
-    Best& best = best_[rank][i];
-    RowWords words = rows_.words();
-    for (const Open& block : open) {
-      if (block.upper < best.logit) break;
-      multiply_block<T>(head_, block.block, {words.words + row * words.stride, words.stride}, 1,
-                        [&](int64_t, int64_t column, const float* sums) {
-                          look(sums, column, std::min(kColumns, head_.out_features - column), best);
-                        });
-    }
+      std::copy_if(sieves[i].open.begin(), sieves[i].open.end(), std::back_inserter(left),
+                   [&](const Open& open) { return !(open.upper < floor); });
+    auto most = std::max_element(left.begin(), left.end(), [](const Open& a, const Open& b) { return a.upper < b.upper; });
+    if (most == left.end()) return;
+    look_at(rank, row, most->block);
+    left.erase(most);
+    std::erase_if(left, [&](const Open& open) { return open.upper < best_[rank][i].logit; });
   }
 
-  // Rows of which too many blocks are left, side by side.
-  void collect(int64_t first, int64_t last) {
+  // Which blocks are looked at one by one, and for which rows the head as a whole is the shorter way: one by one no more weights
+  // are read than the head has.
+  void divide(int64_t first, int64_t last) {
+    pairs_.clear();
     hard_order_.clear();
-    for (int64_t row = first; row < last; row++) {
-      if (!hard_[row]) continue;
-      std::memcpy(hard_rows_.row(int64_t(hard_order_.size())), rows_.row(row), rows_.words().stride * 4);
-      hard_order_.push_back(order_[row]);
+    std::vector<int64_t> rows(last - first);
+    std::iota(rows.begin(), rows.end(), first);
+    std::stable_sort(rows.begin(), rows.end(), [&](int64_t a, int64_t b) { return left_[a].size() < left_[b].size(); });
+    for (int64_t row : rows) {
+      if (int64_t(pairs_.size() + left_[row].size()) <= divided_up(head_.out_features, kColumns)) {
+        for (const Open& open : left_[row]) pairs_.push_back({row, open.block});
+      } else {
+        std::memcpy(hard_rows_.row(int64_t(hard_order_.size())), rows_.row(row), rows_.words().stride * 4);
+        hard_order_.push_back(order_[row]);
+      }
     }
+    // Rows that ask for one block meet it in the cache.
+    std::sort(pairs_.begin(), pairs_.end(), [](const Pair& a, const Pair& b) { return a.block < b.block; });
+  }
+
+  void look_at(int rank, int64_t row, int64_t block) {
+    RowWords words = rows_.words();
+    multiply_block<T>(head_, block, {words.words + row * words.stride, words.stride}, 1,
+                      [&](int64_t, int64_t column, const float* sums) {
+                        look(sums, column, std::min(kColumns, head_.out_features - column), best_[rank][order_[row]]);
+                      });
   }
 
   // Logits of neighbouring tokens from `column` on, of which the last few may be nobody's.
@@ -219,7 +234,8 @@ class Chooser {
   Rows<T> rows_, hard_rows_;
   QuantizedRows rounded_;
   std::vector<Rounding> roundings_;     // of rows_, as large as they may be
-  std::vector<char> hard_;              // which of rows_ are
+  std::vector<std::vector<Open>> left_;  // of rows_
+  std::vector<Pair> pairs_;
   std::vector<int64_t> hard_order_;     // of hard_rows_, among those asked for
   std::vector<Buffer<float>> scratch_;  // a rank's each, as are these: a row
   std::vector<std::vector<Best>> best_;     // [asked for]

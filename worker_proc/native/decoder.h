@@ -157,7 +157,8 @@ class Decoder {
   }
 
   // x += attention, of n rows in these blocks.
-  void attend(int rank, int64_t index, const Step& step, const Pool<T>& pool, const std::vector<QueryBlock>& blocks, int64_t n) {
+  void attend(int rank, int64_t index, const Step& step, const Pool<T>& pool, const std::vector<QueryBlock>& blocks,
+              int64_t n) {
     int64_t num_kv_heads = shape_.num_kv_heads, group_width = shape_.query_width() / num_kv_heads;
     int64_t num_items = int64_t(blocks.size()) * num_kv_heads;
     auto cells = [&](int64_t item) -> Cells<T> {

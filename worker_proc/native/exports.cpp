@@ -68,8 +68,8 @@ void pack(TensorView weight, int64_t first, TensorView packed, int64_t num_threa
 }
 
 // A matrix quantized, or repacked where it is already, into the columns [first, first + rows) of packed: int32 [blocks, groups,
-// words of a group], or [blocks, 1, words of a block] where columns have the scales. weight: [rows, in_features] where `stored` is "plain"; else uint8 [rows, bytes of a row], in blocks of that
-// type of GGUF's.
+// words of a group], or [blocks, 1, words of a block] where columns have the scales. weight: [rows, in_features] where `stored` is
+// "plain"; else uint8 [rows, bytes of a row], in blocks of that type of GGUF's.
 void pack_quantized(TensorView weight, String stored, int64_t first, TensorView packed, int64_t num_threads) {
   check(weight.ndim() == 2 && weight.IsContiguous(), "the weight must be a contiguous matrix");
   check(packed.ndim() == 3 && packed.IsContiguous() && packed.dtype().bits == 32 && 0 <= first &&
@@ -111,7 +111,8 @@ void make_screen(TensorView head, bool bfloat16, int64_t in_features, TensorView
             screen.IsContiguous() && screen.size(0) == num_blocks && is_packed_as<Int8>(screen, in_features),
         "head and screen must be packed, of as many columns");
   for (TensorView bound : {norms, errors})
-    check(is_float32(bound) && bound.IsContiguous() && bound.numel() == num_blocks * kColumns, "norms and errors must be float32 [blocks, 32]");
+    check(is_float32(bound) && bound.IsContiguous() && bound.numel() == num_blocks * kColumns,
+          "norms and errors must be float32 [blocks, 32]");
   shared_rows(0, num_blocks * kColumns, num_threads, [&](int64_t row, int64_t) {
     auto* from = (const uint32_t*)head.data_ptr() + row * words;
     auto* to = Int8::block(screen.data_ptr(), row / kColumns, divided_up(in_features, Int8::kGroup));

@@ -131,7 +131,8 @@ class Column {
     Floats squares = {}, rests = {};
     for (int64_t i = 0; i < num_groups_ * Int8::kGroup; i += kLanes) {
       Floats value = load<Floats>(values_.data() + i);
-      Floats rest = value - __builtin_convertvector(__builtin_convertvector(load<Bytes>(bytes_.data() + i), Ints) - 128, Floats) * scale_;
+      Ints whole = __builtin_convertvector(load<Bytes>(bytes_.data() + i), Ints) - 128;
+      Floats rest = value - __builtin_convertvector(whole, Floats) * scale_;
       squares += value * value;
       rests += rest * rest;
     }

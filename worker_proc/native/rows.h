@@ -140,7 +140,8 @@ void turn(const typename T::Activation* from, const float* weight, int64_t width
 
 // The same of a head of COUNT registers, which stays in them: there are thousands of heads a step, and each is short.
 template <class T, int COUNT, class To>
-void turn_in_registers(const typename T::Activation* from, const float* weight, float eps, const float* cos, const float* sin, To* to) {
+void turn_in_registers(const typename T::Activation* from, const float* weight, float eps, const float* cos, const float* sin,
+                       To* to) {
   Floats x[COUNT];
 #pragma GCC unroll 8
   for (int i = 0; i < COUNT; i++) x[i] = T::widen(from + i * kLanes);

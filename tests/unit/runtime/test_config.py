@@ -38,7 +38,7 @@ OTHER_VALUES: Mapping[str, Any] = {
     "max_queued_req": 16,
     "policy": "lpm",
     "max_extend_tokens": 256,
-    "page_size": 16,
+    "page_size": 64,
     "cache_type": "naive",
     "overlap": False,
     "tp": 1,
