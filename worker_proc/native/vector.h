@@ -91,7 +91,18 @@ inline uint32_t lanes_of(Ints mask) {
 #endif
 }
 
-inline Floats larger(Floats a, Floats b) { return select(a > b, a, b); }
+// a where it is larger, else b, also where either is no number: as the instruction has it.
+inline Floats larger(Floats a, Floats b) {
+#if TANDEM_VECTOR_BYTES == 64
+  return (Floats)_mm512_max_ps((__m512)a, (__m512)b);
+#elif TANDEM_VECTOR_BYTES == 32
+  return (Floats)_mm256_max_ps((__m256)a, (__m256)b);
+#elif defined(__x86_64__)
+  return (Floats)_mm_max_ps((__m128)a, (__m128)b);
+#else
+  return select(a > b, a, b);
+#endif
+}
 
 // The first lane after halves were folded onto each other until one lane is left: always the same order.
 template <int WIDTH = kLanes / 2, class Vector, class Two>
