@@ -143,7 +143,7 @@ class _Run:
             return NOTHING
         slots, positions = batch.sample_slots, batch.sample_positions
         wanted = self._sampler.needs_logits(slots)
-        every_row |= self._prompts.waiting
+        every_row |= self._prompts.asks_of(batch)
         outcome = self._computation.step(batch, wanted, every_row=every_row)
         tokens, logprobs = outcome.likeliest, None
         if wanted.any():

@@ -48,10 +48,11 @@ class PromptScorer:
             prompt = _Prompt(setup.request, first, setup.prompt_len, count)
             self._prompts[setup.slot] = prompt
 
-    @property
-    def waiting(self) -> bool:
-        """Whether a step's rows may be asked for: some slot's prompt is not told to its end."""
-        return bool(self._prompts)
+    def asks_of(self, batch: Batch) -> bool:
+        """Whether any of a step's rows may be asked for: a prompt in it is not told to its end."""
+        if not self._prompts:
+            return False
+        return any(slot in self._prompts for slot in batch.seg_slots.tolist())
 
     def score(self, batch: Batch, logprobs: RowLogprobs) -> tuple[PromptLogprobs, ...]:
         """The news of a step that has been computed; () at once where nobody asks."""

@@ -85,6 +85,29 @@ def _infinite(head: torch.Tensor, norm: torch.Tensor) -> None:
     head[1700, 9] = -float("inf")
 
 
+def _tiny(head: torch.Tensor, norm: torch.Tensor) -> None:
+    """The squares of such numbers are nothing in float32, their products with others are not."""
+    head *= 1e-31
+
+
+def _tiny_half(head: torch.Tensor, norm: torch.Tensor) -> None:
+    """The likeliest are among tiny ones where all others are below zero."""
+    norm.zero_()
+    norm[:2] = 1
+    head[::2] *= 1e-23
+    head[1::2, :2] = 0
+
+
+def _tiny_rows(head: torch.Tensor, norm: torch.Tensor) -> None:
+    norm *= 1e-24
+
+
+def _on_the_rim(head: torch.Tensor, norm: torch.Tensor) -> None:
+    """Products whose sums are about the largest numbers."""
+    head *= 1e20
+    norm *= 1e17
+
+
 def _huge(head: torch.Tensor, norm: torch.Tensor) -> None:
     head *= 1e34
     norm *= 1e4
@@ -94,7 +117,7 @@ _CHANGES: dict[str, _Change] = {
     change.__name__.strip("_"): change
     for change in (
         _random, _twins, _alike, _outlier, _unequal, _nothing, _negative, _not_numbers, _infinite,
-        _huge,
+        _tiny, _tiny_half, _tiny_rows, _on_the_rim, _huge,
     )
 }  # fmt: skip
 

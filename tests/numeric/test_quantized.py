@@ -160,6 +160,20 @@ def test_a_row_of_nan_or_infinity_harms_no_other(kernels: Any, kind: str) -> Non
     assert not y[9].isfinite().any()
 
 
+@pytest.mark.parametrize("place", [0, 63, 64, 190, 299])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_weight_that_is_no_number_makes_its_column_nan_and_harms_no_other(
+    kernels: Any, value: float, place: int
+) -> None:
+    weight, x = drawn(40, 300), drawn(5, 300)
+    clean = product(kernels, packed(kernels, INT8, weight), x, 40)
+    weight[7, place] = value
+    y = product(kernels, packed(kernels, INT8, weight), x, 40)
+    others = [i for i in range(40) if i != 7]
+    assert torch.equal(y[:, others], clean[:, others])
+    assert y[:, 7].isnan().all()
+
+
 @pytest.mark.parametrize("kind", _STORED)
 def test_rows_of_zeros_and_of_next_to_nothing_are_zero(kernels: Any, kind: str) -> None:
     weight, _ = stored(kind, 40, 256)

@@ -18,6 +18,13 @@ float magnitude(const float* values) {
   return as_float(uint32_t(fold(most, larger)));
 }
 
+// Of two magnitudes the larger, of which a NaN is the largest of all: they are ordered as their bits are.
+inline float larger_magnitude(float a, float b) { return as_word(a) > as_word(b) ? a : b; }
+
+// Whether numbers of which the largest is so large have norms, and products with others such, that float32 bounds: those near
+// its ends have squares that are nothing, or infinite.
+inline bool has_squares(float magnitude) { return magnitude == 0 || (magnitude > 1e-15f && magnitude < 1e15f); }
+
 // Values times `factor`, rounded to whole numbers, ties to even. They must come out within ±2^22.
 inline Ints rounded(Floats values, float factor) {
   constexpr float kWhole = 12582912.0f;  // 1.5 · 2^23
@@ -58,7 +65,7 @@ void quantize(const float* values, ActivationGroup<Q>& to) {
   }
 }
 
-// |x̂| and |x - x̂| of a row x that is rounded to x̂.
+// |x̂| and |x - x̂| of a row x that is rounded to x̂; infinite where their squares are beyond float32.
 struct Rounding {
   float norm, error;
 };
@@ -67,14 +74,18 @@ struct Rounding {
 template <class Q>
 Rounding rounding(const float* values, int64_t width) {
   Floats kept = {}, lost = {};
+  float most = 0;
   for (int64_t g = 0; g < width; g += Q::kGroup) {
     float top = magnitude<Q::kGroup>(values + g), factor = steps(top), scale = top / 127.0f;
+    most = larger_magnitude(most, top);
     for (int64_t i = g; i < g + Q::kGroup; i += kLanes) {
       Floats value = load<Floats>(values + i), whole = __builtin_convertvector(rounded(value, factor), Floats) * scale;
       kept += whole * whole;
       lost += (value - whole) * (value - whole);
     }
   }
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  if (!has_squares(most)) return {kInfinity, kInfinity};
   return {std::sqrt(sum(kept)), std::sqrt(sum(lost))};
 }
 

@@ -8,7 +8,8 @@
 // - The token is the one that all the head's logits would give, to the last bit. With w and x as the head and the row have them,
 //   ŵ and x̂ as the screen has them, w·x - ŵ·x̂ = w·(x - x̂) + (w - ŵ)·x̂, which is at most |w| |x - x̂| + |w - ŵ| |x̂|
 //   (Cauchy-Schwarz). What both products are rounded by while they are summed up is at most a part of |w| |x| (`slack`).
-// - What is no number is below nothing: such tokens are left to the head.
+// - What is no number is below nothing: such tokens are left to the head, and so is what lies near the ends of float32, where
+//   norms can't be told (`has_squares`).
 //
 // Source: bounds that leave few candidates for an exact search of the largest product are those of LEMP (Teflioudi, Gemulla,
 // Mykytiuk, SIGMOD 2015).
@@ -136,13 +137,13 @@ class Chooser {
   }
 
   void round(int rank, int64_t row) {
-    // Of a sum of `width` products in float32, in relation to |w| |x|, and more than enough for the norms themselves.
+    // What sums of so many products in float32 are rounded by, in relation to |w| |x|, and what norms are: more than enough.
     const float slack = float(head_.in_features + 64) * 0x1p-23f, enough = 1.001f;
     float* values = scratch_[rank].data();
     widen<T>(rows_.row(row), head_.in_features, values);
     rounded_.template put<Int8>(row, values, head_.in_features);
     Rounding found = rounding<Int8>(values, head_.in_features);
-    roundings_[row] = {found.norm * enough, (found.error + slack * (found.norm + found.error)) * enough + 1e-30f};
+    roundings_[row] = {found.norm * enough, (found.error + slack * (found.norm + found.error)) * enough};
   }
 
   void put_aside(int rank, int64_t row, int64_t column, float* sums) {
@@ -229,15 +230,15 @@ class Chooser {
   const Screen screen_;
   Team& team_;
   Products<T> products_;
-  int64_t num_whole_ = 0;               // rows whose logits are asked for come first
-  std::vector<int64_t> order_;          // of rows_, among those asked for
+  int64_t num_whole_ = 0;                   // rows whose logits are asked for come first
+  std::vector<int64_t> order_;              // of rows_, among those asked for
   Rows<T> rows_, hard_rows_;
   QuantizedRows rounded_;
-  std::vector<Rounding> roundings_;     // of rows_, as large as they may be
-  std::vector<std::vector<Open>> left_;  // of rows_
+  std::vector<Rounding> roundings_;         // of rows_, as large as they may be
+  std::vector<std::vector<Open>> left_;     // of rows_
   std::vector<Pair> pairs_;
-  std::vector<int64_t> hard_order_;     // of hard_rows_, among those asked for
-  std::vector<Buffer<float>> scratch_;  // a rank's each, as are these: a row
+  std::vector<int64_t> hard_order_;         // of hard_rows_, among those asked for
+  std::vector<Buffer<float>> scratch_;      // a rank's each, as are these: a row
   std::vector<std::vector<Best>> best_;     // [asked for]
   std::vector<std::vector<Sieve>> sieves_;  // [asked for]
 };

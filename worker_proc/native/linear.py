@@ -96,7 +96,7 @@ class Packer:
         return packed, [0, *ends[:-1]]
 
     def _take(self, shape: tuple[int, ...]) -> torch.Tensor:
-        """int32 of that shape, from a multiple of 128 bytes on."""
+        """int32 of that shape, from a multiple of 64 bytes on."""
         size = math.prod(shape)
         if size > len(self._free):
             size_words = max(size, _CHUNK_BYTES // 4)

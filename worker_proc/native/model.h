@@ -90,6 +90,8 @@ class Model {
       check(0 <= token[2 * n + i] && token[2 * n + i] < pool.num_cells(), "an out_loc is not in the pool");
     }
     Step step = {n, token, token + n, token + 2 * n, {}, kept(sampled, n, every_row)};
+    kept_.clear();
+    Asked ends = asked(sampled, logits, step.kept);
     cells_.clear();
     std::vector<int64_t> places;
     int64_t next = 0;
@@ -109,12 +111,12 @@ class Model {
     }
     for (int64_t i = 0; i < s; i++)
       step.segments.push_back({seg[3 * s + i], seg[s + i], seg[2 * s + i], cells_.data() + places[i]});
-    kept_ = step.kept;
-    decoder_->run(step, pool, asked(sampled, logits));
+    decoder_->run(step, pool, ends);
+    kept_ = std::move(step.kept);
   }
 
   // As run's last two, for any rows that the last step has kept.
-  void answer(TensorView sampled, TensorView logits) { decoder_->answer(asked(sampled, logits)); }
+  void answer(TensorView sampled, TensorView logits) { decoder_->answer(asked(sampled, logits, kept_)); }
 
   void draw(TensorView logits, TensorView choices, TensorView tokens) { draw_with(team_, drawers_, logits, choices, tokens); }
 
@@ -163,17 +165,17 @@ class Model {
     return found;
   }
 
-  Asked asked(TensorView sampled, TensorView logits) {
+  Asked asked(TensorView sampled, TensorView logits, const std::vector<int32_t>& kept) {
     check(logits.ndim() == 2 && logits.size(1) == shape_.vocab_size && is_float32(logits) && logits.IsContiguous(),
           "logits must be float32 [kept, vocab_size]");
     int64_t r = sampled.size(1);
     const int32_t* rows = rows_of(sampled);
     places_.resize(r);
     for (int64_t i = 0; i < r; i++) {
-      auto found = std::lower_bound(kept_.begin(), kept_.end(), rows[i]);
-      check(found != kept_.end() && *found == rows[i], "a sampled row was not kept of the step");
+      auto found = std::lower_bound(kept.begin(), kept.end(), rows[i]);
+      check(found != kept.end() && *found == rows[i], "a sampled row was not kept of the step");
       check(-1 <= rows[r + i] && rows[r + i] < logits.size(0), "a sampled row's logits have no room");
-      places_[i] = int32_t(found - kept_.begin());
+      places_[i] = int32_t(found - kept.begin());
     }
     return {r, places_.data(), rows + r, (int32_t*)sampled.data_ptr() + 2 * r, (float*)logits.data_ptr()};
   }

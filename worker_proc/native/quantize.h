@@ -109,23 +109,21 @@ class Column {
 
   // Rounds them to steps of 1/127 of the largest, into their place in a packed block.
   void put(Int8::Group* block, int64_t column) {
-    float top = 0;
-    for (int64_t g = 0; g < num_groups_; g++) {
-      float other = magnitude<Int8::kGroup>(values() + g * Int8::kGroup);
-      top = other <= top ? top : other;  // a NaN is the largest of all
-    }
+    top_ = 0;
+    for (int64_t g = 0; g < num_groups_; g++) top_ = larger_magnitude(top_, magnitude<Int8::kGroup>(values() + g * Int8::kGroup));
     // What no number of 8 bits stands for makes the products NaN, as it would by itself.
-    bool finite = top < std::numeric_limits<float>::infinity();
-    scale_ = finite ? top / 127.0f : std::numeric_limits<float>::quiet_NaN();
+    bool finite = top_ < std::numeric_limits<float>::infinity();
+    scale_ = finite ? top_ / 127.0f : std::numeric_limits<float>::quiet_NaN();
     Int8::column_scales(block, num_groups_)[column] = scale_;
     for (int64_t i = 0; i < num_groups_ * Int8::kGroup; i += kLanes) {
-      Ints whole = finite ? rounded(load<Floats>(values() + i), steps(top)) : Ints{};
+      Ints whole = finite ? rounded(load<Floats>(values() + i), steps(top_)) : Ints{};
       store(bytes_.data() + i, __builtin_convertvector(whole + 128, Bytes));
     }
     for (int64_t g = 0; g < num_groups_; g++) tandem::put<Int8>(block[g], column, bytes_.data() + g * Int8::kGroup);
   }
 
-  // The norm of the values, and of what `put` has changed them by: not less than these are.
+  // The norm of the values, and of what `put` has changed them by: not less than these are, and infinite where their squares are
+  // beyond float32.
   void norms(float& all, float& lost) const {
     constexpr float kEnough = 1.001f;  // for what the sums are rounded by
     Floats squares = {}, rests = {};
@@ -138,6 +136,7 @@ class Column {
     }
     all = std::sqrt(sum(squares)) * kEnough;
     lost = std::sqrt(sum(rests)) * kEnough;
+    if (!has_squares(top_)) all = lost = std::numeric_limits<float>::infinity();
   }
 
  private:
@@ -146,7 +145,7 @@ class Column {
   int64_t num_groups_;
   Buffer<float> values_;
   Buffer<uint8_t> bytes_;
-  float scale_ = 0;
+  float top_ = 0, scale_ = 0;  // of the column put last
 };
 
 // As pack_blocks, of numbers of the format T, [num_rows][width].

@@ -76,7 +76,7 @@ void with_format(Format format, Use&& use) {
   }
 }
 
-// float16 to float32, exact but for infinities and NaN, which aren't scales.
+// float16 to float32, exact; NaN stay NaN.
 inline float widen_half(uint16_t half) {
   uint32_t endless = (half & 0x7c00) == 0x7c00 ? 0x7f800000 : 0;  // infinity and NaN stay what they are
   return as_float(as_word(as_float((half & 0x7fffu) << 13) * 0x1p112f) | endless | (half & 0x8000u) << 16);

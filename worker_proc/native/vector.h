@@ -142,7 +142,7 @@ inline Floats exp2(Floats x) {
   power = power * f + 2.4022651e-1f;
   power = power * f + 6.9314718e-1f;
   power = power * f + 1.0f;
-  Floats scaled = (Floats)((Ints)power + ((Ints)shifted << 23));
+  Floats scaled = (Floats)((Words)power + ((Words)shifted << 23));
   return select(below, Floats{}, scaled);
 }
 

@@ -33,7 +33,11 @@ class Bench:
         self.scorer.set_slot(set_up(slot, params, **{"prompt_len": len(_PROMPT), **others}))
 
     def step(self, *segments: tuple[int, int, int, bool]) -> tuple[PromptLogprobs, ...]:
-        return self.scorer.score(make_batch(self.plans.plan(*segments)), self._logprobs)
+        batch, before = make_batch(self.plans.plan(*segments)), len(self.calls)
+        expected = self.scorer.asks_of(batch)
+        news = self.scorer.score(batch, self._logprobs)
+        assert expected or len(self.calls) == before
+        return news
 
     def _logprobs(self, rows: IntArray, tokens: IntArray, counts: IntArray) -> Logprobs:
         assert len(rows) <= ROWS
@@ -95,3 +99,11 @@ def test_a_prompt_that_was_skipped_is_our_fault() -> None:
     bench.set_slot(0)
     with pytest.raises(InternalError, match="prompt token 1 was to be told"):
         bench.step((0, 5, 10, False))
+
+
+def test_a_step_without_a_prompt_to_be_told_is_not_asked_of() -> None:
+    bench = Bench()
+    bench.set_slot(1)
+    plans = bench.plans
+    assert not bench.scorer.asks_of(make_batch(plans.plan((0, 0, 4, False), (2, 0, 1, True))))
+    assert bench.scorer.asks_of(make_batch(plans.plan((0, 0, 4, False), (1, 0, 1, False))))
