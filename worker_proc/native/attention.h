@@ -130,12 +130,12 @@ class Attender {
             sums[r][v] = T::add(sums[r][v], loaded[v], rows.words[r * rows.stride + k * T::kParts + part.value]);
       });
     };
-    constexpr int kTurn = WIDE > 2 ? kUnroll : 1;  // of many rows one k is long enough
+    constexpr int kTurn = WIDE > 2 ? kUnroll : 4;  // of many rows a few k are long enough
     int64_t k = 0;
     for (; k + kTurn <= words; k += kTurn) {
 #pragma GCC unroll 8
       for (int i = 0; i < kTurn; i++) {
-        next.ask(kLinesAsked<WIDE>);
+        if (WIDE > 2 || i == 0) next.ask(WIDE > 2 ? kLinesAsked<WIDE> : kTurn);
         step(k + i);
       }
     }
