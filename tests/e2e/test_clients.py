@@ -126,7 +126,7 @@ def test_stop_strings_cut_the_text(client: Client) -> None:
 
 
 def test_stats_health_and_flush(client: Client) -> None:
-    client.generate("some words to keep", params(2))
+    client.generate("some words to keep " * 40, params(2))
     assert client.stats()["pages_cached"] > 0
     assert client.health()
     assert client.flush_cache() > 0
