@@ -46,6 +46,16 @@ def test_a_decode_reads_every_weight_once_and_its_cells(files: ModelFiles) -> No
     assert done.attention == 4 * 30 * 2 * 4 * 16
 
 
+def test_a_screened_head_has_a_byte_for_each_weight(files: ModelFiles) -> None:
+    config = read_config(Path(files.path))
+    segments = [Segment(length=1, context=10)] * 3
+    plain = work(config, segments, "bf16", "bf16")
+    screened = work(config, segments, "bf16", "bf16", screened=True)
+    assert screened.num_bytes == plain.num_bytes - _HEAD
+    assert (screened.linear, screened.screen) == (2 * 3 * _LAYERS, 2 * 3 * _HEAD)
+    assert screened.seconds(LIMITS, "bf16", "bf16") < plain.seconds(LIMITS, "bf16", "bf16")
+
+
 def test_a_prefill_attends_causally_and_computes_one_row_of_the_head(files: ModelFiles) -> None:
     config = read_config(Path(files.path))
     done = work(config, [Segment(length=5, context=12)], "int8", "bf16")
