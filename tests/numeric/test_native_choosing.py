@@ -1,6 +1,5 @@
 """The likeliest token, found by way of a screen of 8 bits, is the one that all logits give."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,30 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 
-from runtime.instance import ModelFiles
 from runtime.types import IntArray
 from tests.plans import PlanMaker
+from tests.small_llama import small_llama
 from worker_proc.engine import Engine
-from worker_proc.model_config import read_config
-from worker_proc.models import family_of
 from worker_proc.native import build
 
 _VOCAB, _HIDDEN, _PROMPTS = 1999, 100, 40
-_SHAPE: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "vocab_size": _VOCAB,
-    "hidden_size": _HIDDEN,
-    "intermediate_size": 40,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 512,
-    "tie_word_embeddings": False,
-    "torch_dtype": "float32",
-}
 _Change = Callable[[torch.Tensor, torch.Tensor], None]
 """What is done to a head [vocab_size, hidden_size] and the norm before it [hidden_size]."""
 
@@ -131,15 +114,10 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def made(folder: Path, change: _Change, dtype: str, threads: int = 2) -> Engine:
-    (folder / "config.json").write_text(json.dumps(_SHAPE))
-    generator = torch.Generator().manual_seed(7)
-    weights = {
-        name: torch.ones(shape) if len(shape) == 1 else torch.randn(shape, generator=generator) / 8
-        for name, shape in family_of(read_config(folder)).shapes(read_config(folder)).items()
-    }
-    change(weights["lm_head.weight"], weights["model.norm.weight"])
-    save_file(weights, folder / "model.safetensors")
-    files = ModelFiles(name="made", path=str(folder), format="hf")
+    def changed(weights: dict[str, torch.Tensor]) -> None:
+        change(weights["lm_head.weight"], weights["model.norm.weight"])
+
+    files = small_llama(folder, changed, vocab_size=_VOCAB, hidden_size=_HIDDEN, seed=7)
     return Engine.load(files, dtype=dtype, threads=threads)
 
 

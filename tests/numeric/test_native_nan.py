@@ -1,36 +1,18 @@
 """What is no number stays with whom it belongs to: it never reaches a row that does not see it."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 
-from runtime.instance import ModelFiles
 from tests.plans import PlanMaker
+from tests.small_llama import small_llama
 from worker_proc.engine import Engine
-from worker_proc.model_config import read_config
-from worker_proc.models import family_of
 from worker_proc.native import build
 
 _BAD = 7
 """The token whose embedding is no number."""
-_SHAPE: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "vocab_size": 99,
-    "hidden_size": 48,
-    "intermediate_size": 40,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 512,
-    "tie_word_embeddings": False,
-    "torch_dtype": "float32",
-}
 
 
 @pytest.fixture(params=[variant.name for variant in build.runnable()])
@@ -42,15 +24,12 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 def broken(folder: Path, value: float, **precision: str) -> Engine:
     """A model whose token _BAD is embedded as `value`."""
-    (folder / "config.json").write_text(json.dumps(_SHAPE))
-    generator = torch.Generator().manual_seed(5)
-    weights = {
-        name: torch.ones(shape) if len(shape) == 1 else torch.randn(shape, generator=generator) / 8
-        for name, shape in family_of(read_config(folder)).shapes(read_config(folder)).items()
-    }
-    weights["model.embed_tokens.weight"][_BAD] = value
-    save_file(weights, folder / "model.safetensors")
-    return Engine.load(ModelFiles(name="broken", path=str(folder), format="hf"), **precision)
+
+    def changed(weights: dict[str, torch.Tensor]) -> None:
+        weights["model.embed_tokens.weight"][_BAD] = value
+
+    files = small_llama(folder, changed, vocab_size=99, hidden_size=48, seed=5)
+    return Engine.load(files, **precision)
 
 
 def logits(engine: Engine, ids: list[int], lens: list[int]) -> torch.Tensor:
